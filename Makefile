@@ -1,0 +1,47 @@
+# Every target does its own set-up in .venv; a fresh machine needs Python 3.11 (or later) and make only.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+
+.PHONY: help setup demo test check format bench clean
+
+help:  ## What can be made
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | expand -t 10
+
+setup: .venv/dev.done  ## Install everything for development, and the commit hook
+	@git rev-parse --git-dir >/dev/null 2>&1 && $(BIN)/pre-commit install || true
+
+demo: .venv/qkv.done  ## The main job, on this machine, now
+	@$(BIN)/qkv demo
+
+test: .venv/dev.done  ## The tests (under 6 minutes on 2 cores)
+	$(BIN)/pytest -n 2
+
+check: .venv/dev.done  ## Style, types and the law of imports
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/dev.done  ## Put the code into the house style
+	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests benchmarks
+
+bench: .venv/dev.done  ## Speed against others, interleaved; let nothing else run meanwhile
+	$(BIN)/python benchmarks/encoder_speed.py
+	$(BIN)/python benchmarks/dropout_speed.py
+
+clean:  ## Remove what make made
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist
+
+.venv/bin/pip:
+	$(if $(PYTHON),,$(error Python 3.11 or later is needed and neither python3.11 nor python3 was found))
+	$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("Python 3.11 or later is needed, this is " + sys.version.split()[0])'
+	$(PYTHON) -m venv .venv
+
+.venv/qkv.done: .venv/bin/pip pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+.venv/dev.done: .venv/bin/pip pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@ .venv/qkv.done

@@ -1,0 +1,196 @@
+"""Every choice a user can make, as frozen, strict, nested values. No torch in this file.
+
+A recipe is one TOML file. What the user wrote is kept as written (`heads = 8`, `head_width = 0`); `resolve()` fills in
+what was left to be derived, so that changing one key later never meets a stale derived one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from qkv.schema import Section, key, listed
+
+Family = Literal["encoder", "decoder", "encoder-decoder"]
+Task = Literal["fill", "classify", "complete", "translate"]
+Positions = Literal["none", "sinusoidal", "learned", "relative", "t5", "alibi", "rotary"]
+Score = Literal["dot", "additive"]
+Scale = Literal["sqrt", "none", "full"]
+Norm = Literal["layer", "rms", "batch", "none"]
+NormPlace = Literal["pre", "post"]
+FinalNorm = Literal["auto", True, False]
+Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "sigmoid", "tanh", "identity"]
+Tied = Literal["none", "output", "all"]
+Head = Literal["auto", "none", "words", "pretraining", "classes", "grade"]
+Pool = Literal["auto", "first", "mean", "last"]
+Pooler = Literal["none", "tanh", "relu", "gelu"]
+
+FAMILIES_OF_TASK: dict[Task, tuple[Family, ...]] = {
+    "fill": ("encoder",),
+    "classify": ("encoder", "decoder"),
+    "complete": ("decoder",),
+    "translate": ("encoder-decoder",),
+}
+HEADS_OF_FAMILY: dict[Family, tuple[Head, ...]] = {
+    "encoder": ("none", "words", "pretraining", "classes", "grade"),
+    "decoder": ("none", "words", "classes", "grade"),
+    "encoder-decoder": ("none", "words"),
+}
+
+
+class ModelConfig(Section):
+    """The Transformer, as parts chosen by name. Defaults are the small encoder that the recipes start from."""
+
+    preset: str = key("none", "A named starting point; the other keys of this table change it. `qkv plan` lists them.")
+    family: Family = key("encoder", "Which Transformer: both-sided encoder, causal decoder, or encoder-decoder.")
+    vocabulary: int = key(0, "Number of token ids; 0: what the tokenizer has.", "tokens", ge=0, le=10_000_000)
+    target_vocabulary: int = key(
+        0, "Number of target token ids of an encoder-decoder; 0: the same as vocabulary.", "tokens", ge=0, le=10_000_000
+    )
+    context: int = key(
+        512,
+        "Longest input for which learned positions exist; other schemes have no bound.",
+        "tokens",
+        ge=1,
+        le=10_000_000,
+    )
+    segments: int = key(0, "Number of segment vectors (sentence A or B); BERT has 2.", "segments", ge=0, le=1024)
+    width: int = key(256, "Size D of the vector that stands for a token in every layer.", "features", ge=1, le=65_536)
+    heads: int = key(4, "Attention heads H in each layer.", "heads", ge=1, le=1024)
+    head_width: int = key(0, "Size K of a head's queries and keys; 0: width / heads.", "features", ge=0, le=65_536)
+    kv_heads: int = key(
+        0, "Heads that keys and values have, shared by groups of queries; 0: as many as heads.", "heads", ge=0, le=1024
+    )
+    layers: int = key(4, "Layers of the stack (of the encoder, in an encoder-decoder).", "layers", ge=1, le=1000)
+    decoder_layers: int = key(0, "Decoder layers of an encoder-decoder; 0: as many as layers.", "layers", ge=0, le=1000)
+    feedforward: int = key(0, "Inner size F of the feed-forward part; 0: 4 x width.", "features", ge=0, le=1_000_000)
+    positions: Positions = key("sinusoidal", "How the model knows the order of its tokens.")
+    reach: int = key(
+        0, "Largest distance told apart by relative (0: 16) and t5 (0: 128) positions.", "tokens", ge=0, le=1_000_000
+    )
+    buckets: int = key(32, "Number of distance buckets of t5 positions.", "buckets", ge=4, le=65_536)
+    rotary_base: float = key(
+        10_000.0, "Longest wavelength of rotary positions is 2 pi times this.", "tokens", ge=1.0, le=1e12
+    )
+    norm: Norm = key("layer", "How activations are normalised.")
+    norm_place: NormPlace = key(
+        "post", "Normalise after each residual (2017, BERT) or before each part (GPT-2, Llama)."
+    )
+    norm_eps: float = key(1e-5, "Small number added to the variance inside a norm.", ge=0.0, le=1.0)
+    final_norm: FinalNorm = key("auto", "One more norm after the last layer; auto: only where norm_place is pre.")
+    embedding_norm: bool = key(False, "Normalise the sum of the embeddings, as BERT and BART do.")
+    embedding_scale: bool = key(False, "Multiply token embeddings by sqrt(width), as the 2017 paper does.")
+    bias: bool = key(True, "Bias vectors in linear maps and norms; Llama and T5 have none.")
+    activation: Activation = key("gelu", "Non-linearity of the feed-forward part.")
+    score: Score = key("dot", "How a query is compared with a key.")
+    scale: Scale = key("sqrt", "What dot products are divided by: sqrt(K), nothing, or K (full).")
+    residual: bool = key(True, "Add each part's input to its output. False is for experiments.")
+    tied: Tied = key(
+        "output", "Output words share the token table (output), also with the source side (all), or not (none)."
+    )
+    output_bias: bool = key(False, "A bias for each output word.")
+    head: Head = key(
+        "auto",
+        "What is read off the last layer (pretraining: words and next sentence); auto: words, none for an encoder.",
+    )
+    classes: int = key(2, "Number of labels that head = classes tells apart.", "labels", ge=1, le=1_000_000)
+    pool: Pool = key(
+        "auto", "Which vector stands for a whole text: first token, mean, last token; auto: first, last for a decoder."
+    )
+    pooler: Pooler = key("none", "Activation of a dense layer on the pooled vector; BERT has tanh.")
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        problem = self._size_problem() or self._family_problem()
+        if problem:
+            raise ValueError(problem)
+        return self
+
+    def _size_problem(self) -> str | None:
+        full = self.resolve()
+        if self.head_width == 0 and self.width % self.heads:
+            fitting = listed(n for n in range(1, min(self.width, 1024) + 1) if self.width % n == 0)
+            return f"heads = {self.heads} does not divide width = {self.width}; accepted: {fitting}; or give head_width"
+        if full.heads % full.kv_heads:
+            return f"kv_heads = {full.kv_heads} does not divide heads = {full.heads}"
+        if self.positions == "rotary" and full.head_width % 2:
+            return f"positions = 'rotary' turns pairs of features: head_width must be even, it is {full.head_width}"
+        if self.positions == "t5" and full.reach <= self.buckets // 2:
+            return f"reach = {full.reach} must be more than half of buckets = {self.buckets} for positions = 't5'"
+        return None
+
+    def _family_problem(self) -> str | None:
+        full = self.resolve()
+        for name in ("decoder_layers", "target_vocabulary"):
+            if self.family != "encoder-decoder" and getattr(self, name):
+                value = getattr(self, name)
+                return f"{name} = {value} is for family = 'encoder-decoder'; family is {self.family!r}"
+        if self.tied == "all" and full.family == "encoder-decoder" and full.target_vocabulary != full.vocabulary:
+            sizes = f"vocabulary = {full.vocabulary} and target_vocabulary = {full.target_vocabulary}"
+            return f"tied = 'all' needs one vocabulary, but {sizes}; accepted then: tied = 'output' or 'none'"
+        accepted = HEADS_OF_FAMILY[self.family]
+        if full.head not in accepted:
+            return f"head = {self.head!r} is not for family = {self.family!r}; accepted: auto, {listed(accepted)}"
+        return None
+
+    def resolve(self) -> Self:
+        """The same model with every derived key filled in: nothing is 0 for "the usual", nothing is `auto`."""
+        both, causal = self.family == "encoder-decoder", self.family == "decoder"
+        reach = {"relative": 16, "t5": 128}.get(self.positions, 0)
+        filled = {
+            "target_vocabulary": (self.target_vocabulary or self.vocabulary) if both else 0,
+            "head_width": self.head_width or self.width // self.heads,
+            "kv_heads": self.kv_heads or self.heads,
+            "decoder_layers": (self.decoder_layers or self.layers) if both else 0,
+            "feedforward": self.feedforward or 4 * self.width,
+            "reach": self.reach or reach,
+            "final_norm": self.norm_place == "pre" if self.final_norm == "auto" else self.final_norm,
+            "head": ("none" if self.family == "encoder" else "words") if self.head == "auto" else self.head,
+            "pool": ("last" if causal else "first") if self.pool == "auto" else self.pool,
+        }
+        return self.model_copy(update=filled)
+
+
+class TrainConfig(Section):
+    """How the weights are learnt."""
+
+    batch_tokens: int = key(
+        4096, "Tokens of one optimiser step, padding counted, both sides.", "tokens", ge=1, le=100_000_000
+    )
+    micro_batches: int = key(
+        1, "Pieces a step is computed in, one after the other, to save memory.", "pieces", ge=1, le=100_000
+    )
+    dropout: float = key(
+        0.1, "Share of hidden features set to zero in training; kept in steps of 1/256.", ge=0.0, lt=1.0
+    )
+    attention_dropout: float = key(
+        0.0, "Share of attention weights set to zero in training; costs speed.", ge=0.0, lt=1.0
+    )
+
+
+class RuntimeConfig(Section):
+    """The machine."""
+
+    threads: int = key(
+        0, "Threads for arithmetic; part of what makes a run exact; 0: all cores.", "threads", ge=0, le=1024
+    )
+
+
+class Recipe(Section):
+    """One TOML file: everything that decides what a training produces."""
+
+    task: Task = key("classify", "What the model is for.")
+    seed: int = key(7, "All randomness of a run is a function of this number.", ge=0, lt=2**63)
+    model: ModelConfig = Field(default_factory=ModelConfig, description="The Transformer.")
+    train: TrainConfig = Field(default_factory=TrainConfig, description="How it learns.")
+    runtime: RuntimeConfig = Field(default_factory=RuntimeConfig, description="The machine.")
+
+    @model_validator(mode="after")
+    def _task_fits_family(self) -> Self:
+        accepted = FAMILIES_OF_TASK[self.task]
+        if self.model.family not in accepted:
+            raise ValueError(
+                f"task = {self.task!r} needs model.family = {listed(accepted)}; found {self.model.family!r}"
+            )
+        return self

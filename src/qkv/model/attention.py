@@ -1,0 +1,188 @@
+"""Attention: each query asks every key how well it fits, and takes the values in that proportion.
+
+    attention(Q, K, V) = softmax(Q K^T / sqrt(K)) V            (Vaswani et al., 2017, equation 1)
+
+One class for all of it. Self or cross: which tensor gives keys and values (`qkv lab who-asks`). Causal or padded: which
+`keep` mask. Fast or explaining: which `attend` function; `plain` is the specification, `fused` must equal it.
+
+B batch · L queries · S keys · D width · H heads · K head width
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qkv.model.cache import KeyValue
+from qkv.model.dropout import Dropout
+from qkv.model.positions import Frame, Positions
+
+ScoreFunction = Callable[[Tensor, Tensor], Tensor]  # q_BHLK, k_BHSK -> scores_BHLS
+
+
+@dataclass(frozen=True)
+class How:
+    """How queries weigh keys: the score, which pairs are allowed, what is added to a score, dropout of weights."""
+
+    score: ScoreFunction
+    keep: Tensor | None  # (B or 1, 1, L or 1, S), True = may attend
+    bias: Tensor | None  # (B or 1, H, L, S)
+    drop: Dropout
+
+
+Attend = Callable[[Tensor, Tensor, Tensor, How], Tensor]  # q_BHLK, k_BHSK, v_BHSK, how -> mixed_BHLK
+
+
+def weigh(q_BHLK: Tensor, k_BHSK: Tensor, how: How) -> Tensor:
+    """The attention weights (B, H, L, S): softmax of the scores of the keys that may be attended to.
+
+    A query that may attend to nothing gets zeros, not NaN and not the mean of all values.
+    """
+    scores = how.score(q_BHLK, k_BHSK)
+    if how.bias is not None:
+        scores = scores + how.bias
+    if how.keep is None:
+        return scores.softmax(-1)
+    blind = ~how.keep.any(-1, keepdim=True)
+    return scores.masked_fill(~how.keep, -torch.inf).masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+
+
+def plain(q_BHLK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, how: How) -> Tensor:
+    """Attention as it is written: weights, then their mixture of values."""
+    return how.drop(weigh(q_BHLK, k_BHSK, how)) @ v_BHSK
+
+
+def fused(q_BHLK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, how: How) -> Tensor:
+    """The same numbers without ever storing the weights (Dao et al., 2022), by torch's own kernel."""
+    if how.score is not dot:
+        raise ValueError("fused attention knows the dot score only; use attend=plain for additive")
+    if how.drop.training and how.drop.share:
+        raise ValueError("fused attention has no dropout inside; use attend=plain for attention_dropout")
+    mask = how.keep
+    if (
+        how.bias is not None
+    ):  # hidden pairs as minus infinity, never a large number: a query that sees nothing gives exactly 0
+        mask = how.bias if how.keep is None else how.bias.masked_fill(~how.keep, -torch.inf)
+    return F.scaled_dot_product_attention(q_BHLK, k_BHSK, v_BHSK, attn_mask=mask, scale=1.0)
+
+
+class Recorder:
+    """An attend function that keeps the weights it meets, in the order of the layers."""
+
+    def __init__(self) -> None:
+        self.weights: list[Tensor] = []  # (B, H, L, S) each
+
+    def __call__(self, q_BHLK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, how: How) -> Tensor:
+        weights = weigh(q_BHLK, k_BHSK, how)
+        self.weights.append(weights)
+        return how.drop(weights) @ v_BHSK
+
+
+def dot(q_BHLK: Tensor, k_BHSK: Tensor) -> Tensor:
+    """Score by dot product (Vaswani et al., 2017). The queries come scaled."""
+    return q_BHLK @ k_BHSK.transpose(-1, -2)
+
+
+class Additive(nn.Module):
+    """Score by a small network, w . tanh(q + k) (Bahdanau et al., 2015, appendix A.1.2).
+
+    Measured by `qkv lab additive`.
+    """
+
+    def __init__(self, heads: int, head_width: int) -> None:
+        super().__init__()
+        self.vector_HK = nn.Parameter(torch.empty(heads, head_width))
+
+    def forward(self, q_BHLK: Tensor, k_BHSK: Tensor) -> Tensor:
+        mixed_BHLSK = torch.tanh(q_BHLK[:, :, :, None] + k_BHSK[:, :, None])
+        return torch.einsum("bhlsk,hk->bhls", mixed_BHLSK, self.vector_HK)
+
+
+SCALES: dict[str, Callable[[int], float]] = {
+    "sqrt": lambda head_width: head_width**-0.5,  # keeps the variance of a score at one: `qkv lab scale`
+    "none": lambda head_width: 1.0,
+    "full": lambda head_width: head_width**-1.0,
+}
+SCORES: dict[str, Callable[[int, int], ScoreFunction]] = {"dot": lambda heads, head_width: dot, "additive": Additive}
+
+
+class Attention(nn.Module):
+    """Multi-head attention, self or cross, with one matrix for q, k and v so that self-attention is one product.
+
+    With fewer `kv_heads` than `heads`, groups of queries share a key and value (Ainslie et al., 2023).
+    """
+
+    def __init__(
+        self,
+        *,
+        width: int,
+        heads: int,
+        kv_heads: int,
+        head_width: int,
+        score: str,
+        scale: str,
+        bias: bool,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_width = heads, kv_heads, head_width
+        self.project = nn.Linear(width, (heads + 2 * kv_heads) * head_width, bias)
+        self.output = nn.Linear(heads * head_width, width, bias)
+        self.score = SCORES[score](heads, head_width)
+        self.scale = (
+            SCALES[scale](head_width) if self.score is dot else 1.0
+        )  # only dot products grow with the head width
+        self.drop = Dropout(dropout)
+        self.attend: Attend = fused if self.score is dot and self.drop.share == 0 else plain
+
+    def remember(self, source_BSD: Tensor) -> KeyValue:
+        """Keys and values of another sequence, for cross-attention. Computed once, used at every step."""
+        k_BHSK, v_BHSK = self._part(source_BSD, slice(self.heads * self.head_width, None)).chunk(2, 1)
+        return KeyValue(k_BHSK, v_BHSK)
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        memory: KeyValue | None = None,
+        *,
+        positions: Positions,
+        frame: Frame = (),
+        layer: int = 0,
+        keep: Tensor | None = None,
+        past: KeyValue | None = None,
+        attend: Attend | None = None,
+    ) -> tuple[Tensor, KeyValue]:
+        """The attended x_BLD, and the keys and values that were attended to (for a cache).
+
+        Without `memory`, keys and values come from x itself, after those of the `past`.
+        """
+        if memory is None:
+            sizes = [self.heads, self.kv_heads, self.kv_heads]
+            parts = self._split(self.project(x_BLD)).split_with_sizes(sizes, 2)
+            q_BHLK, k_BHLK, v_BHLK = (part.transpose(1, 2) for part in parts)
+            q_BHLK, k_BHLK = positions.rotate(q_BHLK, k_BHLK, frame)
+            new = KeyValue(k_BHLK, v_BHLK)
+            memory = new if past is None else past.append(new)
+        else:
+            q_BHLK = self._part(x_BLD, slice(self.heads * self.head_width))
+        q_BHLK = q_BHLK * self.scale
+        how = How(self.score, keep, positions.bias(q_BHLK, frame, layer), self.drop)
+        mixed_BHLK = (attend or self.attend)(q_BHLK, self._grouped(memory.k_NHSK), self._grouped(memory.v_NHSK), how)
+        return self.output(mixed_BHLK.transpose(1, 2).flatten(2)), memory
+
+    def _part(self, x_BLD: Tensor, rows: slice) -> Tensor:
+        """Only some rows of the projection, which holds q, k and v one after the other: (B, n, L, K)."""
+        bias = None if self.project.bias is None else self.project.bias[rows]
+        return self._split(F.linear(x_BLD, self.project.weight[rows], bias)).transpose(1, 2)
+
+    def _split(self, x: Tensor) -> Tensor:
+        """Features into heads: (B, L, n K) -> (B, L, n, K)."""
+        return x.view(*x.shape[:2], x.shape[2] // self.head_width, self.head_width)
+
+    def _grouped(self, x_BHSK: Tensor) -> Tensor:
+        """Each key or value head once for every query head that shares it."""
+        return x_BHSK if self.kv_heads == self.heads else x_BHSK.repeat_interleave(self.heads // self.kv_heads, 1)

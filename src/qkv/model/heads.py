@@ -1,0 +1,94 @@
+"""What is read off the last layer: a word for each position, or one answer for a whole text.
+
+N positions of any shape · B batch · L length · D width · V vocabulary
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qkv.model.dropout import Dropout
+from qkv.model.layers import ACTIVATIONS
+
+
+class WordHead(nn.Module):
+    """Scores for every word (N, V).
+
+    Tied (Press and Wolf, 2017), it has no table of its own and reads the one it is given, so that there is one tensor
+    to train, to save and to load. `transform` is BERT's extra layer before the words.
+    """
+
+    def __init__(self, *, width: int, vocabulary: int, tied: bool, bias: bool, transform: nn.Module) -> None:
+        super().__init__()
+        self.transform = transform
+        self.weight = None if tied else nn.Parameter(torch.empty(vocabulary, width))
+        self.bias = nn.Parameter(torch.empty(vocabulary)) if bias else None
+
+    def forward(self, hidden_ND: Tensor, table_VD: Tensor) -> Tensor:
+        return F.linear(self.transform(hidden_ND), table_VD if self.weight is None else self.weight, self.bias)
+
+
+class Transform(nn.Module):
+    """Dense layer, activation, norm: what BERT puts between the last layer and the words (Devlin et al., 2019)."""
+
+    def __init__(self, *, width: int, activation: str, norm: nn.Module) -> None:
+        super().__init__()
+        self.dense = nn.Linear(width, width)
+        self.activation = ACTIVATIONS[activation]
+        self.norm = norm
+
+    def forward(self, hidden_ND: Tensor) -> Tensor:
+        return self.norm(self.activation(self.dense(hidden_ND)))
+
+
+class TextHead(nn.Module):
+    """One answer for a whole text: next sentence or not (2 outputs), classes, or a grade (1 output).
+
+    A vector is pooled from the last layer, goes through an optional dense layer (the pooler), then to the outputs.
+    With outputs = 0 the pooled vector itself is the answer. Measured by `qkv lab special`.
+    """
+
+    def __init__(self, *, width: int, pool: str, pooler: str, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.pool = POOLS[pool]
+        self.dense = None if pooler == "none" else nn.Linear(width, width)
+        self.activation = ACTIVATIONS["identity" if pooler == "none" else pooler]
+        self.drop = Dropout(dropout)
+        self.output = nn.Linear(width, outputs) if outputs else None
+
+    def forward(self, hidden_BLD: Tensor, keep_BL: Tensor | None = None) -> Tensor:
+        if keep_BL is None:
+            keep_BL = hidden_BLD.new_ones(hidden_BLD.shape[:2], dtype=torch.bool)
+        x_BD = self.pool(hidden_BLD, keep_BL)
+        if self.dense is not None:
+            x_BD = self.activation(self.dense(x_BD))
+        return x_BD if self.output is None else self.output(self.drop(x_BD))
+
+
+def _first(hidden_BLD: Tensor, keep_BL: Tensor) -> Tensor:
+    """The first visible token: [CLS]."""
+    return _row(hidden_BLD, keep_BL.int().argmax(1))
+
+
+def _last(hidden_BLD: Tensor, keep_BL: Tensor) -> Tensor:
+    """The last visible token: the only one of a decoder that has seen the whole text."""
+    return _row(hidden_BLD, keep_BL.shape[1] - 1 - keep_BL.flip(1).int().argmax(1))
+
+
+def _mean(hidden_BLD: Tensor, keep_BL: Tensor) -> Tensor:
+    """The mean of the visible tokens; zero where there is none."""
+    keep_BL1 = keep_BL[..., None].to(hidden_BLD.dtype)
+    return (hidden_BLD * keep_BL1).sum(1) / keep_BL1.sum(1).clamp(min=1)
+
+
+def _row(hidden_BLD: Tensor, index_B: Tensor) -> Tensor:
+    """The vector at one position of each row. By index_select, whose backward is deterministic."""
+    batch, length, _ = hidden_BLD.shape
+    return hidden_BLD.flatten(0, 1).index_select(0, index_B + length * torch.arange(batch, device=index_B.device))
+
+
+POOLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"first": _first, "mean": _mean, "last": _last}

@@ -1,0 +1,245 @@
+"""The three families: an encoder looks both ways, a decoder only back, an encoder-decoder is one of each with
+cross-attention between. Three thin classes over one stack of one block.
+
+    hidden = model(tokens, keep)        logits = model.logits(hidden)        answer = model.text(hidden, keep)
+
+A model knows no text, loss, optimiser or file. `qkv.model.build` makes one from a config.
+
+B batch · L length · S source length · D width · V vocabulary · N rows of a cache
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from qkv.model import masks
+from qkv.model.attention import Attend
+from qkv.model.cache import Cache, KeyValue
+from qkv.model.dropout import Dropout
+from qkv.model.heads import TextHead, WordHead
+from qkv.model.layers import Block
+from qkv.model.positions import Positions
+from qkv.schema import UserError
+
+
+class Embedding(nn.Module):
+    """Token ids to vectors, times sqrt(width) if `scaled` (2017), plus a vector for the segment (BERT)."""
+
+    def __init__(self, *, vocabulary: int, width: int, segments: int, scaled: bool) -> None:
+        super().__init__()
+        self.table_VD = nn.Parameter(torch.empty(vocabulary, width))
+        self.segments = nn.Parameter(torch.empty(segments, width)) if segments else None
+        self.factor = width**0.5 if scaled else 1.0
+
+    def forward(self, tokens_BL: Tensor, segments_BL: Tensor | None = None) -> Tensor:
+        x_BLD = _looked_up("token", tokens_BL, self.table_VD)
+        if self.factor != 1.0:
+            x_BLD = x_BLD * self.factor
+        if self.segments is None:
+            if segments_BL is not None:
+                raise UserError("segments were given to a model without segment vectors (model.segments = 0)")
+            return x_BLD
+        return x_BLD + _looked_up(
+            "segment", torch.zeros_like(tokens_BL[:1]) if segments_BL is None else segments_BL, self.segments
+        )
+
+
+class Stack(nn.Module):
+    """Positions, blocks, and the norms before and after them."""
+
+    def __init__(
+        self,
+        *,
+        blocks: Sequence[Block],
+        positions: Positions,
+        causal: bool,
+        embedding_norm: nn.Module,
+        final_norm: nn.Module,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.positions, self.causal = positions, causal
+        self.embedding_norm, self.drop = embedding_norm, Dropout(dropout)
+        self.blocks = nn.ModuleList(blocks)
+        self.final_norm = final_norm
+
+    def forward(
+        self,
+        x_BLD: Tensor,
+        pos: Tensor,
+        keep: Tensor | None,
+        *,
+        cache: Cache | None = None,
+        memory: Sequence[KeyValue] = (),
+        memory_keep: Tensor | None = None,
+        attend: Attend | None = None,
+    ) -> tuple[Tensor, list[KeyValue]]:
+        """Embedded tokens to last hidden states, and each layer's keys and values.
+
+        `keep` is about all keys, the remembered ones first.
+        """
+        if x_BLD.shape[1] == 0:
+            raise UserError("a sequence of no tokens; a model needs at least one")
+        pos_k = pos if cache is None else torch.cat([cache.pos_NS, pos], 1)
+        grid = masks.grid(keep)
+        if self.causal:
+            grid = masks.both(grid, masks.causal(pos, pos_k))
+        frame = self.positions.frame(pos, pos_k, x_BLD)
+        x_BLD = self.drop(self.embedding_norm(self.positions.embed(x_BLD, pos)))
+        own: list[KeyValue] = []
+        for i, block in enumerate(self.blocks):
+            x_BLD, kv = block(
+                x_BLD,
+                positions=self.positions,
+                frame=frame,
+                keep=grid,
+                past=cache.own[i] if cache is not None and cache.own else None,
+                memory=memory[i] if memory else None,
+                memory_keep=masks.grid(memory_keep),
+                attend=attend,
+            )
+            if cache is not None:
+                own.append(kv)
+        return self.final_norm(x_BLD), own
+
+    def remember(self, memory_BSD: Tensor) -> tuple[KeyValue, ...]:
+        """Keys and values of a source for every layer's cross-attention."""
+        return tuple(block.cross.remember(memory_BSD) for block in self.blocks)  # type: ignore[operator, union-attr]
+
+    def step(self, x_NLD: Tensor, cache: Cache, keep_NL: Tensor | None, attend: Attend | None) -> tuple[Tensor, Cache]:
+        """Go on with L new tokens (a prompt, then one at a time): their hidden states, and the longer memory."""
+        pos_NL = cache.last_positions() + 1 + masks.positions_of(x_NLD, keep_NL)
+        if keep_NL is None:
+            keep_NL = torch.ones_like(pos_NL, dtype=torch.bool)
+        keep_NS = torch.cat([cache.keep_NS, keep_NL], 1)
+        x_NLD, own = self(
+            x_NLD, pos_NL, keep_NS, cache=cache, memory=cache.memory, memory_keep=cache.memory_keep_NS, attend=attend
+        )
+        return x_NLD, Cache(
+            tuple(own), cache.memory, cache.memory_keep_NS, torch.cat([cache.pos_NS, pos_NL], 1), keep_NS
+        )
+
+
+class Encoder(nn.Module):
+    """Every token sees every other (BERT; Devlin et al., 2019)."""
+
+    def __init__(self, embedding: Embedding, stack: Stack, words: WordHead | None, text: TextHead | None) -> None:
+        super().__init__()
+        self.embedding, self.stack, self.words, self.text = embedding, stack, words, text
+
+    def forward(
+        self,
+        tokens_BL: Tensor,
+        keep: Tensor | None = None,
+        *,
+        pos: Tensor | None = None,
+        segments_BL: Tensor | None = None,
+        attend: Attend | None = None,
+    ) -> Tensor:
+        """Hidden states (B, L, D). `keep` (B, L) hides padding; (B, L, L) allows pairs."""
+        pos = masks.positions_of(tokens_BL, keep) if pos is None else pos
+        return self.stack(self.embedding(tokens_BL, segments_BL), pos, keep, attend=attend)[0]
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """Scores for every word at the given hidden states, of any leading shape: ask only where there is a target."""
+        return _word_scores(self.words, hidden_ND, self.embedding.table_VD)
+
+
+class Decoder(nn.Module):
+    """Every token sees itself and those before it (GPT; Radford et al., 2018)."""
+
+    def __init__(self, embedding: Embedding, stack: Stack, words: WordHead | None, text: TextHead | None) -> None:
+        super().__init__()
+        self.embedding, self.stack, self.words, self.text = embedding, stack, words, text
+
+    def forward(
+        self, tokens_BL: Tensor, keep: Tensor | None = None, *, pos: Tensor | None = None, attend: Attend | None = None
+    ) -> Tensor:
+        """Hidden states (B, L, D), all positions at once: one pass trains them all. `keep` as in Encoder."""
+        pos = masks.positions_of(tokens_BL, keep) if pos is None else pos
+        return self.stack(self.embedding(tokens_BL), pos, keep, attend=attend)[0]
+
+    def start(self, rows: int) -> Cache:
+        """The cache of a decoder that has read nothing."""
+        return Cache.empty(rows, self.embedding.table_VD.device)
+
+    def step(
+        self, tokens_NL: Tensor, cache: Cache, keep_NL: Tensor | None = None, *, attend: Attend | None = None
+    ) -> tuple[Tensor, Cache]:
+        """Hidden states (N, L, D) of new tokens after those in the cache, and the cache that holds both."""
+        return self.stack.step(self.embedding(tokens_NL), cache, keep_NL, attend)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """Scores for every next word at the given hidden states, of any leading shape."""
+        return _word_scores(self.words, hidden_ND, self.embedding.table_VD)
+
+
+class EncoderDecoder(nn.Module):
+    """The original Transformer (Vaswani et al., 2017): a decoder that also asks an encoder."""
+
+    def __init__(
+        self, embedding: Embedding, target: Embedding | None, encoder: Stack, decoder: Stack, words: WordHead | None
+    ) -> None:
+        super().__init__()
+        self.embedding, self.target = embedding, target  # no target embedding of its own: both sides share one
+        self.encoder, self.decoder, self.words = encoder, decoder, words
+
+    def forward(
+        self,
+        source_BS: Tensor,
+        target_BL: Tensor,
+        source_keep: Tensor | None = None,
+        target_keep: Tensor | None = None,
+        *,
+        attend: Attend | None = None,
+    ) -> Tensor:
+        """Hidden states of the target (B, L, D), all positions at once."""
+        memory_BSD = self.encode(source_BS, source_keep, attend=attend)
+        pos = masks.positions_of(target_BL, target_keep)
+        memory = self.decoder.remember(memory_BSD)
+        return self.decoder(
+            self._embed_target(target_BL), pos, target_keep, memory=memory, memory_keep=source_keep, attend=attend
+        )[0]
+
+    def encode(self, source_BS: Tensor, keep: Tensor | None = None, *, attend: Attend | None = None) -> Tensor:
+        """What the decoder will ask: the source's last hidden states (B, S, D)."""
+        return self.encoder(self.embedding(source_BS), masks.positions_of(source_BS, keep), keep, attend=attend)[0]
+
+    def start(self, memory_NSD: Tensor, keep_NS: Tensor | None = None) -> Cache:
+        """The cache of a decoder that has read a source and written nothing."""
+        return Cache.empty(len(memory_NSD), memory_NSD.device, self.decoder.remember(memory_NSD), keep_NS)
+
+    def step(
+        self, tokens_NL: Tensor, cache: Cache, keep_NL: Tensor | None = None, *, attend: Attend | None = None
+    ) -> tuple[Tensor, Cache]:
+        """Hidden states (N, L, D) of new target tokens after those in the cache, and the cache that holds both."""
+        return self.decoder.step(self._embed_target(tokens_NL), cache, keep_NL, attend)
+
+    def logits(self, hidden_ND: Tensor) -> Tensor:
+        """Scores for every target word at the given hidden states, of any leading shape."""
+        return _word_scores(self.words, hidden_ND, (self.target or self.embedding).table_VD)
+
+    def _embed_target(self, tokens_BL: Tensor) -> Tensor:
+        return (self.target or self.embedding)(tokens_BL)
+
+
+Model = Encoder | Decoder | EncoderDecoder
+
+
+def _word_scores(words: WordHead | None, hidden_ND: Tensor, table_VD: Tensor) -> Tensor:
+    if words is None:
+        raise UserError("this model was built without a word head; accepted: model.head = 'words' or 'pretraining'")
+    return words(hidden_ND, table_VD)
+
+
+def _looked_up(what: str, ids: Tensor, table: Tensor) -> Tensor:
+    try:
+        return F.embedding(ids, table)
+    except IndexError:
+        raise UserError(
+            f"{what} id {int(ids.min())} to {int(ids.max())} found; ids must be 0 to {len(table) - 1}"
+        ) from None

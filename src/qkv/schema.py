@@ -1,0 +1,171 @@
+"""What a strict table of choices is: frozen, refusing what it does not know, and able to explain itself.
+
+This is the mechanism; `config.py` declares the choices. A key is declared once, with its default, the values it
+accepts, a sentence and a unit; help texts, error messages and the comments in a written recipe all come from there.
+"""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Self, cast, get_args
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+LARGEST_FILE = 1_000_000  # bytes; a recipe is a page of text, anything larger is another kind of file
+
+
+class UserError(ValueError):
+    """A mistake in what the user wrote: shown as one sentence, never as a traceback; exit code 2."""
+
+
+def key(default: Any, sentence: str, unit: str = "", **limits: float) -> Any:
+    """Declare one recipe key: its default, what it means, what it is counted in and its limits (`ge`, `le`, `lt`)."""
+    extra: dict[str, Any] = {"description": sentence, "json_schema_extra": {"unit": unit}, **limits}
+    return Field(default, **extra)
+
+
+class Section(BaseModel):
+    """What every part of a recipe has in common: it cannot change, and it refuses what it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    @classmethod
+    def read(cls, table: Mapping[str, Any], where: str = "") -> Self:
+        """Check a table of plain values. `where` says in errors what the table is, for example a file name."""
+        try:
+            return cls.model_validate(table)
+        except ValidationError as error:
+            sentences = [_sentence(cls, detail) for detail in error.errors()]
+            prefix = f"{where}: " if where else ""
+            raise UserError("\n".join(prefix + sentence for sentence in sentences)) from None
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some keys changed, checked again (pydantic's own `model_copy` checks nothing)."""
+        return type(self).read({**self.model_dump(), **changes})
+
+    def to_toml(self) -> str:
+        """A file that explains itself, each key followed by its sentence; it reads back to an equal section."""
+        lines = []
+        for path, value, sentence in describe(self):
+            name = path.rpartition(".")[2]
+            if isinstance(value, Section):
+                lines += ["", f"[{path}]  # {sentence}"]
+            else:
+                lines.append(f"{tomli_w.dumps({name: value}).rstrip()}  # {sentence}")
+        return "\n".join(lines) + "\n"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table in a TOML file, or one sentence on why there is none."""
+    try:
+        if path.stat().st_size > LARGEST_FILE:
+            raise UserError(f"{path}: larger than {LARGEST_FILE:,} bytes; a recipe is a short TOML file")
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file; a recipe is a TOML file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text (byte {error.start}); a recipe is a TOML file in UTF-8") from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UserError(f"{path}: not valid TOML: {error}") from None
+
+
+def override(table: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
+    """A copy of a table with dotted settings applied: `model.layers=8`, `train.dropout=0.2`, `task=fill`."""
+    result = _copied(table)
+    for setting in settings:
+        path, equals, text = setting.partition("=")
+        names = [name.strip() for name in path.split(".")]
+        if not equals or not all(names):
+            raise UserError(f"--set {setting}: must have the form key=value, for example model.layers=8")
+        inner = result
+        for depth, name in enumerate(names[:-1]):
+            inner = inner.setdefault(name, {})
+            if not isinstance(inner, dict):
+                raise UserError(
+                    f"--set {setting}: {'.'.join(names[: depth + 1])} is a single value, not a table of keys"
+                )
+        inner[names[-1]] = _value(text.strip())
+    return result
+
+
+def describe(section: Section, prefix: str = "") -> Iterator[tuple[str, Any, str]]:
+    """Every key below a section: dotted path, value, sentence with unit and accepted values. Tables come last."""
+    fields = type(section).model_fields
+    for name in sorted(fields, key=lambda n: isinstance(getattr(section, n), Section)):
+        value, field = getattr(section, name), fields[name]
+        extra = field.json_schema_extra
+        notes = [str(extra["unit"]) if isinstance(extra, dict) else "", _accepted(type(section), name)]
+        shown = "; ".join(note for note in notes if note)
+        yield prefix + name, value, f"{field.description}" + (f" [{shown}]" if shown else "")
+        if isinstance(value, Section):
+            yield from describe(value, f"{prefix}{name}.")
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """What to say after an unknown name: the nearest known one if there is one, and the list."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    return (f"did you mean {close[0]}? " if close else "") + f"known: {', '.join(names)}"
+
+
+def _copied(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _copied(value) if isinstance(value, Mapping) else value for name, value in table.items()}
+
+
+def _value(text: str) -> Any:
+    """A setting's right side as TOML reads it; what TOML does not read is a plain string, so quotes are not needed."""
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+    return table["value"] if len(table) == 1 else text
+
+
+def listed(values: Iterable[Any]) -> str:
+    return ", ".join(str(value) for value in values)
+
+
+def _accepted(section: type[Section], name: str) -> str:
+    """What a key takes, in words: the names of a choice, or the limits of a number."""
+    field = section.model_fields[name]
+    choices = [str(choice).lower() if isinstance(choice, bool) else choice for choice in get_args(field.annotation)]
+    if choices:
+        return f"one of {listed(choices)}"
+    words = {"ge": "at least", "le": "at most", "lt": "below"}
+    limits = [f"{words[name]} {getattr(m, name):,}" for m in field.metadata for name in words if hasattr(m, name)]
+    return " and ".join(limits)
+
+
+def _sentence(section: type[Section], detail: ErrorDetails) -> str:
+    """One pydantic error as a sentence: the key, the value found, what would be accepted."""
+    names = [str(part) for part in detail["loc"]]
+    path, found = ".".join(names), repr(detail["input"])
+    found = found if len(found) <= 60 else found[:57] + "..."
+    inner = _section_at(section, names[:-1])
+    if detail["type"] == "extra_forbidden":
+        return f"{path}: unknown key; {nearest(names[-1], inner.model_fields)}"
+    if detail["type"] == "value_error":
+        return (f"[{path}] " if path else "") + str(detail["ctx"]["error"])
+    kinds = {
+        "int": "a whole number",
+        "float": "a number",
+        "bool": "true or false",
+        "string": "text",
+        "model": "a table of keys",
+    }
+    kind = next((words for start, words in kinds.items() if detail["type"].startswith(start)), "")
+    accepted = ", ".join(part for part in (kind, _accepted(inner, names[-1])) if part)
+    return f"{path} = {found}: must be {accepted}"
+
+
+def _section_at(section: type[Section], names: Iterable[str]) -> type[Section]:
+    for name in names:
+        section = cast(type[Section], section.model_fields[name].annotation)
+    return section
