@@ -49,15 +49,15 @@ class Section(BaseModel):
         return type(self).read({**self.model_dump(), **changes})
 
     def to_toml(self) -> str:
-        """A file that explains itself, each key followed by its sentence; it reads back to an equal section."""
-        lines = []
+        """A file that explains itself, each key below its sentence; it reads back to an equal section."""
+        lines: list[str] = []
         for path, value, sentence in describe(self):
             name = path.rpartition(".")[2]
             if isinstance(value, Section):
-                lines += ["", f"[{path}]  # {sentence}"]
+                lines += [f"[{path}]  # {sentence}", ""]
             else:
-                lines.append(f"{tomli_w.dumps({name: value}).rstrip()}  # {sentence}")
-        return "\n".join(lines) + "\n"
+                lines += [f"# {sentence}", tomli_w.dumps({name: value})]
+        return "\n".join(lines)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -44,15 +44,17 @@ def build_model(config: ModelConfig, *, seed: int = 0, dropout: float = 0.0, att
     return model
 
 
-def lay_out(config: ModelConfig, *, dropout: float = 0.0, attention_dropout: float = 0.0) -> Model:
-    """The model without memory for its weights (torch's meta device): to count, or to load weights into."""
+def lay_out(
+    config: ModelConfig, *, dropout: float = 0.0, attention_dropout: float = 0.0, device: str = "meta"
+) -> Model:
+    """The model before it has weights. On the meta device it takes no memory: to count, or to load weights into."""
     if config.vocabulary == 0:
         raise UserError(
             "model.vocabulary is 0, to be taken from a tokenizer, and there is none here; "
             "set it, for example model.vocabulary=8000"
         )
     full = config.resolve()
-    with torch.device("meta"):
+    with torch.device(device):
         embedding = Embedding(
             vocabulary=full.vocabulary, width=full.width, segments=full.segments, scaled=full.embedding_scale
         )

@@ -186,7 +186,7 @@ class EncoderDecoder(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding, self.target = embedding, target  # no target embedding of its own: both sides share one
-        self.encoder, self.decoder, self.words = encoder, decoder, words
+        self.encoder, self.decoder, self.words, self.text = encoder, decoder, words, None
 
     def forward(
         self,

@@ -1,0 +1,108 @@
+"""The command line: parse, call, print. Results go to stdout, everything else to stderr.
+
+Exit codes: 0 done, 1 a failure, 2 a mistake in what the user wrote.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from qkv import __version__
+from qkv.schema import UserError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="The whole Transformer on the machine you have.",
+    epilog="Query: what I look for. Key: what I offer. Value: what I hold.",
+)
+
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe: model.layers=8.")
+]
+
+
+def _console() -> Console:
+    """To stdout; 120 columns where that is not a terminal, so that tables are not broken in files and pipes."""
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"qkv {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and stop.")
+    ] = False,
+) -> None:
+    """What comes before the command."""
+
+
+@app.command()
+def demo() -> None:
+    """One attention head worked through number by number, what a mask does, and the models by size."""
+    from qkv.app.demo import show_demo
+
+    show_demo(_console())
+
+
+@app.command()
+def plan(
+    source: Annotated[
+        str | None, typer.Argument(metavar="PRESET|RECIPE", help="A preset or a TOML file; without one, all presets.")
+    ] = None,
+    settings: Settings = None,
+    length: Annotated[int, typer.Option(metavar="TOKENS", help="Sequence length for the memory of a batch.")] = 128,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+    help_recipe: Annotated[bool, typer.Option("--help-recipe", help="Every key of a recipe, explained.")] = False,
+) -> None:
+    """What a model costs: parameters by part, arithmetic per token, memory to train."""
+    if help_recipe:
+        from qkv.config import Recipe
+
+        print("# Every key of a recipe, with its default. All are optional.\n")
+        print(Recipe().to_toml(), end="")
+        return
+    from qkv.app import show
+
+    if source is None:
+        if settings or as_json:
+            raise UserError("--set and --json need a preset or recipe: qkv plan PRESET|RECIPE")
+        show.show_presets(_console())
+        return
+    from qkv.plan import make_plan
+    from qkv.presets import resolve
+
+    recipe = resolve(source, settings or ())
+    made = make_plan(recipe, length)
+    if as_json:
+        print(json.dumps(show.as_json(source, recipe, made)))
+    else:
+        show.show_plan(_console(), source, recipe, made)
+
+
+def main() -> None:
+    """The `qkv` command."""
+    try:
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:  # the reader of our output has gone: `qkv plan | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
