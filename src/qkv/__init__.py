@@ -1,3 +1,20 @@
 """qkv: the whole Transformer on the machine you have. Query: what I look for. Key: what I offer. Value: what I hold."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from qkv.api import load
+
 __version__ = "0.1.0"
+__all__ = ["load"]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are loaded on first use, so that importing the package does not load torch."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module("qkv.api"), name)

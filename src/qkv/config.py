@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from qkv.schema import Section, key, listed
 
@@ -21,7 +22,7 @@ Norm = Literal["layer", "rms", "batch", "none"]
 NormPlace = Literal["pre", "post"]
 FinalNorm = Literal["auto", True, False]
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "sigmoid", "tanh", "identity"]
-Tied = Literal["none", "output", "all"]
+Tied = Literal["none", "inputs", "output", "all"]
 Head = Literal["auto", "none", "words", "pretraining", "classes", "grade"]
 Pool = Literal["auto", "first", "mean", "last"]
 Pooler = Literal["none", "tanh", "relu", "gelu"]
@@ -87,8 +88,9 @@ class ModelConfig(Section):
     scale: Scale = key("sqrt", "What dot products are divided by: sqrt(K), nothing, or K (full).")
     residual: bool = key(True, "Add each part's input to its output. False is for experiments.")
     tied: Tied = key(
-        "output", "Output words share the token table (output), also with the source side (all), or not (none)."
+        "output", "Which word tables are one: source and target (inputs), target and output (output), all, or none."
     )
+    output_scale: bool = key(False, "Divide by sqrt(width) before the words, as T5 does where its tables are tied.")
     output_bias: bool = key(False, "A bias for each output word.")
     head: Head = key(
         "auto",
@@ -99,6 +101,14 @@ class ModelConfig(Section):
         "auto", "Which vector stands for a whole text: first token, mean, last token; auto: first, last for a decoder."
     )
     pooler: Pooler = key("none", "Activation of a dense layer on the pooled vector; BERT has tanh.")
+
+    @field_validator("final_norm", mode="before")
+    @classmethod
+    def _no_number(cls, value: object) -> object:
+        """Python holds 1 and 1.0 equal to True, and so does a Literal."""
+        if value not in ("auto",) and not isinstance(value, bool):
+            raise PydanticCustomError("literal_error", "neither auto nor true nor false")
+        return value
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
@@ -113,7 +123,8 @@ class ModelConfig(Section):
             fitting = listed(n for n in range(1, min(self.width, 1024) + 1) if self.width % n == 0)
             return f"heads = {self.heads} does not divide width = {self.width}; accepted: {fitting}; or give head_width"
         if full.heads % full.kv_heads:
-            return f"kv_heads = {full.kv_heads} does not divide heads = {full.heads}"
+            fitting = listed(n for n in range(1, full.heads + 1) if full.heads % n == 0)
+            return f"kv_heads = {full.kv_heads} does not divide heads = {full.heads}; accepted: {fitting}"
         if self.positions == "rotary" and full.head_width % 2:
             return f"positions = 'rotary' turns pairs of features: head_width must be even, it is {full.head_width}"
         if self.positions == "t5" and full.reach <= self.buckets // 2:
@@ -126,9 +137,10 @@ class ModelConfig(Section):
             if self.family != "encoder-decoder" and getattr(self, name):
                 value = getattr(self, name)
                 return f"{name} = {value} is for family = 'encoder-decoder'; family is {self.family!r}"
-        if self.tied == "all" and full.family == "encoder-decoder" and full.target_vocabulary != full.vocabulary:
+        one_table = self.tied in ("all", "inputs") and full.family == "encoder-decoder"
+        if one_table and full.target_vocabulary != full.vocabulary:
             sizes = f"vocabulary = {full.vocabulary} and target_vocabulary = {full.target_vocabulary}"
-            return f"tied = 'all' needs one vocabulary, but {sizes}; accepted then: tied = 'output' or 'none'"
+            return f"tied = {self.tied!r} needs one vocabulary, but {sizes}; accepted then: tied = 'output' or 'none'"
         accepted = HEADS_OF_FAMILY[self.family]
         if full.head not in accepted:
             return f"head = {self.head!r} is not for family = {self.family!r}; accepted: auto, {listed(accepted)}"

@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 import sys
+from pathlib import Path
 from typing import Any
 
 # glibc's mallopt parameters (malloc.h)
@@ -16,10 +17,10 @@ def start(threads: int = 0) -> int:
     """Make this process fit to train: thread count, allocator, deterministic kernels. Returns the thread count."""
     import torch
 
-    count = threads or len(os.sched_getaffinity(0))
+    count = threads or usable_cores()
     torch.set_num_threads(count)
     keep_freed_memory()
-    torch.use_deterministic_algorithms(True)
+    torch.set_deterministic_debug_mode("error")  # as use_deterministic_algorithms(True), which imports a compiler first
     # Filling every new tensor costs a pass over memory and proves nothing here.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     return count
@@ -34,12 +35,23 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = ctypes.CDLL(None).mallopt
     settings = {_M_MMAP_THRESHOLD: 1 << 30, _M_TRIM_THRESHOLD: (1 << 31) - 1, _M_TOP_PAD: 64 << 20}
-    return all(mallopt(parameter, value) == 1 for parameter, value in settings.items())
+    taken = [mallopt(parameter, value) == 1 for parameter, value in settings.items()]
+    return all(taken)
+
+
+def usable_cores() -> int:
+    """Cores this process may use; all of the machine where the system does not say."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory_bytes() -> int:
-    """Physical memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Memory this process may use: the machine's, or less where a container sets a limit."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text()
+    except OSError:
+        return physical
+    return min(physical, int(limit)) if limit.strip().isdigit() else physical
 
 
 def fingerprint() -> dict[str, Any]:

@@ -63,22 +63,29 @@ class Section(BaseModel):
 def read_toml(path: Path) -> dict[str, Any]:
     """The table in a TOML file, or one sentence on why there is none."""
     try:
-        if path.stat().st_size > LARGEST_FILE:
+        with path.open("rb") as file:
+            raw = file.read(LARGEST_FILE + 1)
+        if len(raw) > LARGEST_FILE:
             raise UserError(f"{path}: larger than {LARGEST_FILE:,} bytes; a recipe is a short TOML file")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(raw.decode("utf-8-sig"))
+    except UserError:
+        raise
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; a recipe is a TOML file") from None
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text (byte {error.start}); a recipe is a TOML file in UTF-8") from None
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # not TOML; a number of 5,000 digits; a name no file can have
         raise UserError(f"{path}: not valid TOML: {error}") from None
 
 
 def override(table: Mapping[str, Any], settings: Iterable[str]) -> dict[str, Any]:
     """A copy of a table with dotted settings applied: `model.layers=8`, `train.dropout=0.2`, `task=fill`."""
-    result = _copied(table)
+    try:
+        result = _copied(table)
+    except RecursionError:
+        raise UserError("tables are nested too deeply; a recipe has two levels") from None
     for setting in settings:
         path, equals, text = setting.partition("=")
         names = [name.strip() for name in path.split(".")]
@@ -123,7 +130,7 @@ def _value(text: str) -> Any:
     """A setting's right side as TOML reads it; what TOML does not read is a plain string, so quotes are not needed."""
     try:
         table = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):  # also a number of more than 4,300 digits
         return text
     return table["value"] if len(table) == 1 else text
 
@@ -146,8 +153,7 @@ def _accepted(section: type[Section], name: str) -> str:
 def _sentence(section: type[Section], detail: ErrorDetails) -> str:
     """One pydantic error as a sentence: the key, the value found, what would be accepted."""
     names = [str(part) for part in detail["loc"]]
-    path, found = ".".join(names), repr(detail["input"])
-    found = found if len(found) <= 60 else found[:57] + "..."
+    path, found = _short(repr(".".join(names))[1:-1]), _shown(detail["input"])
     inner = _section_at(section, names[:-1])
     if detail["type"] == "extra_forbidden":
         return f"{path}: unknown key; {nearest(names[-1], inner.model_fields)}"
@@ -163,6 +169,18 @@ def _sentence(section: type[Section], detail: ErrorDetails) -> str:
     kind = next((words for start, words in kinds.items() if detail["type"].startswith(start)), "")
     accepted = ", ".join(part for part in (kind, _accepted(inner, names[-1])) if part)
     return f"{path} = {found}: must be {accepted}"
+
+
+def _short(text: str) -> str:
+    """What a user wrote, at a length that fits a sentence."""
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _shown(value: Any) -> str:
+    try:
+        return _short(repr(value))
+    except (ValueError, RecursionError):  # more than 4,300 digits, or 1,000 levels
+        return f"({type(value).__name__} too large to print)"
 
 
 def _section_at(section: type[Section], names: Iterable[str]) -> type[Section]:

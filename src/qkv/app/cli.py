@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -90,6 +91,67 @@ def plan(
         print(json.dumps(show.as_json(source, recipe, made)))
     else:
         show.show_plan(_console(), source, recipe, made)
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A Hugging Face folder.")],
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT ...]", help="Without any: lines of stdin.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Read texts from a file, one a line.")] = None,
+    top: Annotated[int, typer.Option(help="Words to show for each [MASK].")] = 5,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest continuation or translation; usually 64.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
+) -> None:
+    """What a model says about texts, one line each: a label, words for [MASK], a continuation or a translation."""
+    from qkv.api import load
+
+    given = _texts(texts, file)
+    answers = load(run).predict(given, top=top, max_tokens=max_tokens)
+    for answer in answers:
+        print(json.dumps(answer.to_json(), ensure_ascii=False) if as_json else answer)
+    cut = [number for number, answer in enumerate(answers, 1) if answer.cut]
+    if cut:
+        print(
+            f"note: {len(cut)} of {len(answers)} texts were cut to fit the model, first text {cut[0]}", file=sys.stderr
+        )
+
+
+def _texts(texts: list[str] | None, file: Path | None) -> list[str]:
+    """The texts to predict: arguments, a file, or standard input; one a line, without their line ends."""
+    if texts and file:
+        raise UserError("give texts or --file, not both")
+    if texts:
+        return texts
+    try:
+        raw = file.read_bytes() if file else sys.stdin.buffer.read()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}") from None
+    try:
+        lines = raw.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise UserError(
+            f"{file or 'stdin'}, line {line}: not UTF-8; convert it, for example with iconv -t utf-8"
+        ) from None
+    return [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A Hugging Face folder.")],
+    output: Annotated[Path, typer.Option("-o", metavar="DIR", help="The folder to write; must not exist yet.")],
+    to: Annotated[str, typer.Option(metavar="FORMAT", help="hf: a folder that transformers loads as it is.")] = "hf",
+) -> None:
+    """A model for the rest of the world, with a certificate that it gives the same numbers there."""
+    from qkv.export import export_hf
+
+    if to != "hf":
+        raise UserError(f"--to {to}: unknown format; accepted: hf")
+    certificate = export_hf(run, output)
+    print(f"{output}: {certificate.architecture}")
+    print(f"largest difference to {certificate.peer}: {certificate.difference:.2e} over {certificate.scores:,} scores")
 
 
 def main() -> None:

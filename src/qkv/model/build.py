@@ -67,7 +67,7 @@ def lay_out(
         target = Embedding(vocabulary=full.target_vocabulary, width=full.width, segments=0, scaled=full.embedding_scale)
         decoder = stack(layers=full.decoder_layers, causal=True, cross=True)
         return EncoderDecoder(
-            embedding, None if full.tied == "all" else target, stack(layers=full.layers), decoder, words
+            embedding, None if full.tied in ("all", "inputs") else target, stack(layers=full.layers), decoder, words
         )
 
 
@@ -118,8 +118,9 @@ def _build_words(c: ModelConfig) -> WordHead | None:
             width=c.width, activation="silu" if c.activation == "swiglu" else c.activation, norm=_build_norm(c)
         )
     vocabulary = c.target_vocabulary or c.vocabulary
+    tied = c.tied in ("output", "all")
     return WordHead(
-        width=c.width, vocabulary=vocabulary, tied=c.tied != "none", bias=c.output_bias, transform=transform
+        width=c.width, vocabulary=vocabulary, tied=tied, bias=c.output_bias, scaled=c.output_scale, transform=transform
     )
 
 
@@ -127,7 +128,8 @@ def _build_text(c: ModelConfig, dropout: float) -> TextHead | None:
     outputs = {"pretraining": 2, "classes": c.classes, "grade": 1}.get(c.head, 0)
     if not outputs and c.pooler == "none":
         return None
-    return TextHead(width=c.width, pool=c.pool, pooler=c.pooler, outputs=outputs, dropout=dropout)
+    bias = c.family == "encoder"  # GPT-2's and Llama's classifiers have none
+    return TextHead(width=c.width, pool=c.pool, pooler=c.pooler, outputs=outputs, bias=bias, dropout=dropout)
 
 
 @torch.no_grad()

@@ -19,17 +19,23 @@ class WordHead(nn.Module):
     """Scores for every word (N, V).
 
     Tied (Press and Wolf, 2017), it has no table of its own and reads the one it is given, so that there is one tensor
-    to train, to save and to load. `transform` is BERT's extra layer before the words.
+    to train, to save and to load. `transform` is BERT's extra layer before the words; `scaled` divides by sqrt(width).
     """
 
-    def __init__(self, *, width: int, vocabulary: int, tied: bool, bias: bool, transform: nn.Module) -> None:
+    def __init__(
+        self, *, width: int, vocabulary: int, tied: bool, bias: bool, scaled: bool, transform: nn.Module
+    ) -> None:
         super().__init__()
+        self.factor = width**-0.5 if scaled else 1.0
         self.transform = transform
         self.weight = None if tied else nn.Parameter(torch.empty(vocabulary, width))
         self.bias = nn.Parameter(torch.empty(vocabulary)) if bias else None
 
     def forward(self, hidden_ND: Tensor, table_VD: Tensor) -> Tensor:
-        return F.linear(self.transform(hidden_ND), table_VD if self.weight is None else self.weight, self.bias)
+        x_ND = self.transform(hidden_ND)
+        if self.factor != 1.0:
+            x_ND = x_ND * self.factor
+        return F.linear(x_ND, table_VD if self.weight is None else self.weight, self.bias)
 
 
 class Transform(nn.Module):
@@ -52,13 +58,13 @@ class TextHead(nn.Module):
     With outputs = 0 the pooled vector itself is the answer. Measured by `qkv lab special`.
     """
 
-    def __init__(self, *, width: int, pool: str, pooler: str, outputs: int, dropout: float) -> None:
+    def __init__(self, *, width: int, pool: str, pooler: str, outputs: int, bias: bool, dropout: float) -> None:
         super().__init__()
         self.pool = POOLS[pool]
         self.dense = None if pooler == "none" else nn.Linear(width, width)
         self.activation = ACTIVATIONS["identity" if pooler == "none" else pooler]
         self.drop = Dropout(dropout)
-        self.output = nn.Linear(width, outputs) if outputs else None
+        self.output = nn.Linear(width, outputs, bias) if outputs else None
 
     def forward(self, hidden_BLD: Tensor, keep_BL: Tensor | None = None) -> Tensor:
         if keep_BL is None:

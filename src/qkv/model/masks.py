@@ -38,7 +38,7 @@ def packed(documents_BL: Tensor) -> tuple[Tensor, Tensor]:
     documents_BL (1, 1, 1, 2, 2) gives positions (0, 1, 2, 0, 1).
     """
     keep_BLL = documents_BL[:, :, None] == documents_BL[:, None, :]
-    earlier = torch.ones_like(keep_BLL[0]).tril(-1)
+    earlier = torch.ones(keep_BLL.shape[1:], dtype=torch.bool, device=keep_BLL.device).tril(-1)
     return keep_BLL, (keep_BLL & earlier).sum(-1)
 
 
@@ -48,7 +48,7 @@ def positions_of(tokens: Tensor, keep: Tensor | None) -> Tensor:
     So padding on the left moves nothing, nor does padding on the right or a token hidden in the middle.
     """
     pos_1L = torch.arange(tokens.shape[1], device=tokens.device)[None]
-    if keep is None or keep.ndim != 2 or bool(keep[:, 0].all()):
+    if keep is None or keep.ndim != 2 or bool(keep[:, :1].all()):
         return pos_1L
     first_B1 = keep.int().argmax(1, keepdim=True)
     return (pos_1L - first_B1).clamp(min=0)

@@ -1,0 +1,1 @@
+"""Other programs' files: the only room that knows foreign names."""

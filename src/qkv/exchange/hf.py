@@ -1,0 +1,295 @@
+"""Foreign models in and out, by the tables of `architectures.py`. Nothing is computed here: weights are only renamed,
+stacked, split or reordered, so a model that comes in and goes out again is equal to the bit.
+
+Reading compares names and shapes with what the config promises before any weight is read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from qkv.config import ModelConfig
+from qkv.exchange.architectures import ACTIVATIONS, BERT, DISTILBERT, GPT2, LLAMA, ROFORMER, Architecture, Variant
+from qkv.exchange.folder import Folder
+from qkv.exchange.rules import Rule
+from qkv.exchange.translators import BART, MARIAN, MARIAN_OF_TWO, PEGASUS, T5
+from qkv.model.build import lay_out
+from qkv.model.transformer import Model
+from qkv.schema import UserError, listed
+
+ARCHITECTURES = (DISTILBERT, BERT, ROFORMER, GPT2, LLAMA, MARIAN, MARIAN_OF_TWO, PEGASUS, BART, T5)
+# What older files hold beside weights: counters and masks, and a table of T5's that nothing reads.
+LEFTOVERS = re.compile(
+    r"(position_ids|\.attn\.(masked_)?bias|rotary_emb\.inv_freq|EncDecAttention\.relative_attention_bias\.weight)$"
+)
+
+
+@dataclass(frozen=True)
+class Written:
+    """A model in a foreign architecture: its class, its config.json and its weights."""
+
+    name: str
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+
+
+def read_model(folder: Folder) -> tuple[Model, ModelConfig]:
+    """The model in a Hugging Face folder, with its weights in float32."""
+    architecture = _architecture(folder)
+    declared = listed(folder.config.get("architectures") or ())
+    labels = folder.config.get("id2label")
+    graded = folder.config.get("problem_type") == "regression" or (isinstance(labels, dict) and len(labels) == 1)
+    unlikely = "classes" if graded else "grade"
+    variants = sorted(architecture.variants, key=lambda v: (v.name != declared, v.head == unlikely))  # a stable sort
+    problems = []
+    for variant in variants:
+        config = _read_config(folder, architecture, variant)
+        model = lay_out(config)
+        problem = _misfit(folder, architecture, variant, config, model)
+        if problem is None:
+            _fill(folder, architecture, variant, config, model)
+            return model, config
+        problems.append(problem)
+    raise UserError(f"{folder.path}: {problems[0]}")
+
+
+def write_model(model: Model, config: ModelConfig, carried: Mapping[str, Any] | None = None) -> Written:
+    """A model in the foreign architecture that its parts make. `carried` are further keys for config.json (token ids,
+    label names). Where no architecture has these parts, the error names the part that stands in the way."""
+    architecture, variant = _exit(config)
+    prefix = "" if variant.head == "none" else architecture.body
+    theirs = _with_their_weights(config, architecture)
+    own, tensors = model.state_dict(), {}
+    for name, weight in lay_out(theirs).state_dict().items():
+        rule, foreign = _rule(name, architecture, variant)
+        ours = own[name].detach() if name in own else torch.zeros(weight.shape)
+        for their_name, tensor in zip(foreign, rule.write(ours, theirs.resolve()), strict=True):
+            tensors[their_name.replace("@", prefix)] = tensor.contiguous()
+    if architecture.writes_fixed:
+        for name, table in architecture.fixed.items():
+            tensors[name.replace("@", prefix)] = table(theirs.resolve())
+    return Written(variant.name, _write_config(theirs, architecture, variant, carried or {}), tensors)
+
+
+def _architecture(folder: Folder) -> Architecture:
+    kind = folder.config.get("model_type")
+    known = [a for a in ARCHITECTURES if a.kind == kind]
+    if not known:
+        kinds = listed(sorted({a.kind for a in ARCHITECTURES}))
+        raise UserError(f"{folder.path / 'config.json'}: model_type = {kind!r} is unknown here; accepted: {kinds}")
+    for architecture in known:
+        for key, accepted in architecture.demands.items():
+            found = _value(folder.config, architecture, key)
+            if found != accepted:
+                where = folder.path / "config.json"
+                raise UserError(f"{where}: {key} = {found!r} has no part in qkv; accepted: {accepted!r}")
+    fitting = [a for a in known if _tied(folder.config, a)]
+    if not fitting:
+        raise UserError(f"{folder.path / 'config.json'}: how its embeddings are tied has no part in qkv")
+    return fitting[0]
+
+
+def _tied(their_config: Mapping[str, Any], architecture: Architecture) -> str | None:
+    """Our name for how their embeddings are tied."""
+    for tied, said in architecture.tied.items():
+        if all(_value(their_config, architecture, key) == value for key, value in said.items()):
+            return tied
+    return None
+
+
+def _read_config(folder: Folder, architecture: Architecture, variant: Variant) -> ModelConfig:
+    """Our config for theirs, checked as strictly as a user's own."""
+    where = str(folder.path / "config.json")
+    table = {**architecture.parts, "tied": _tied(folder.config, architecture), "head": variant.head}
+    for ours, theirs in architecture.keys.items():
+        values = [_value(folder.config, architecture, key) for key in theirs]
+        present = [value for value in values if value is not None]
+        if any(value != present[0] for value in present):
+            found = listed(f"{key} = {value}" for key, value in zip(theirs, values, strict=True))
+            raise UserError(f"{where}: {found}; qkv has one value for both")
+        if present:
+            table[ours] = present[0]
+    if "context" in table and isinstance(table["context"], int):
+        table["context"] += architecture.context_offset
+    for key in architecture.activation:
+        name = _value(folder.config, architecture, key)
+        if name not in ACTIVATIONS:
+            raise UserError(f"{where}: {key} = {name!r} has no part in qkv; accepted: {listed(ACTIVATIONS)}")
+        table["activation"] = ACTIVATIONS[name]
+    table["pooler"] = table["activation"] if variant.pooler == "activation" else variant.pooler
+    if "text.output" in variant.weights and variant.head == "classes":
+        shape = folder.shapes.get(variant.weights["text.output"].names[0] + ".weight", ())
+        table["classes"] = shape[0] if shape else 2
+    return ModelConfig.read(table, where)
+
+
+def _value(their_config: Mapping[str, Any], architecture: Architecture, key: str) -> Any:
+    """Their value of a key, dotted into inner objects, or what they mean where they say nothing."""
+    found: Any = their_config
+    for name in key.split("."):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    if found is None and key.startswith("rope_parameters."):
+        found = their_config.get(key.partition(".")[2])  # where older files have it
+    if found is None and key == "scale_decoder_outputs":
+        found = _value(their_config, architecture, "tie_word_embeddings")  # what it was before it had a name
+    return architecture.defaults.get(key) if found is None else found
+
+
+def _rule(name: str, architecture: Architecture, variant: Variant) -> tuple[Rule, list[str]]:
+    """The rule for one of our weights and its foreign names, written out but for the prefix."""
+    layer = re.search(r"\.blocks\.(\d+)\.", name)
+    general = re.sub(r"\.blocks\.\d+\.", ".blocks.{i}.", name)
+    stem, _, leaf = general.rpartition(".")
+    table = {**architecture.weights, **variant.weights}
+    rule, ending = (table[general], "") if general in table else (table[stem], f".{leaf}")
+    return rule, [their_name.replace("{i}", layer[1] if layer else "") + ending for their_name in rule.names]
+
+
+def _found(folder: Folder, architecture: Architecture) -> dict[str, str]:
+    """The tensors of a folder: by the names of our tables without a prefix -> by their names in the file.
+
+    Files differ in whether they write the prefix; the oldest call a norm's weight and bias gamma and beta.
+    """
+    found = {}
+    for name in folder.shapes:
+        modern = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+        found[modern.removeprefix(architecture.body)] = name
+    return found
+
+
+def _misfit(
+    folder: Folder, architecture: Architecture, variant: Variant, config: ModelConfig, model: Model
+) -> str | None:
+    """What keeps the tensors in a folder from being this model, if anything. Looks at names and shapes only."""
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, weight in model.state_dict().items():
+        rule, theirs = _rule(name, architecture, variant)
+        shapes = (tuple(tensor.shape) for tensor in rule.write(weight, config.resolve()))
+        expected.update(zip((their_name.replace("@", "") for their_name in theirs), shapes, strict=True))
+    found = _found(folder, architecture)
+    missing = [name for name in expected if name not in found]
+    if missing:
+        return f"no tensor {missing[0]!r}{_more(missing)}, which {variant.name} needs"
+    known = {name.replace("@", "") for name in (*expected, *architecture.fixed, *architecture.aliases)}
+    surplus = [name for name in found if name not in known and not LEFTOVERS.search(name)]
+    if surplus:
+        return f"a tensor {surplus[0]!r}{_more(surplus)}, for which {variant.name} has no place"
+    for name, shape in expected.items():
+        if folder.shapes[found[name]] != shape:
+            return f"tensor {name!r} has the shape {folder.shapes[found[name]]}; its config.json promises {shape}"
+    return None
+
+
+def _more(names: list[str]) -> str:
+    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""
+
+
+@torch.no_grad()
+def _fill(folder: Folder, architecture: Architecture, variant: Variant, config: ModelConfig, model: Model) -> None:
+    """Copy each weight out of the file, once, into a model that has none yet."""
+    found, state = _found(folder, architecture), {}
+    for name in model.state_dict():
+        rule, theirs = _rule(name, architecture, variant)
+        read = [folder.tensor(found[their_name.replace("@", "")]) for their_name in theirs]
+        ours = rule.read(read, config.resolve())
+        mapped = any(ours.data_ptr() == tensor.data_ptr() for tensor in read)
+        state[name] = ours.to(torch.float32, memory_format=torch.contiguous_format, copy=mapped)
+    model.load_state_dict(state, assign=True)
+    for second, first in architecture.aliases.items():
+        second, first = second.replace("@", ""), first.replace("@", "")
+        is_a_copy = second in found and first in found and second not in _own_names(architecture, variant, model)
+        if is_a_copy and not torch.equal(folder.tensor(found[second]), folder.tensor(found[first])):
+            raise UserError(f"{folder.path}: {second} differs from {first}, but config.json says that they are one")
+    for name, table in architecture.fixed.items():
+        stored = found.get(name.replace("@", ""))
+        if stored and not torch.allclose(folder.tensor(stored).float(), table(config.resolve()), atol=1e-3):
+            raise UserError(f"{folder.path}: {stored} is not the table of sinusoids; a trained one has no part in qkv")
+
+
+def _own_names(architecture: Architecture, variant: Variant, model: Model) -> set[str]:
+    return {n.replace("@", "") for name in model.state_dict() for n in _rule(name, architecture, variant)[1]}
+
+
+def _exit(config: ModelConfig) -> tuple[Architecture, Variant]:
+    """The architecture and class that a config's parts make."""
+    misfits = []
+    for architecture in ARCHITECTURES:
+        if architecture.parts["family"] == config.family:
+            for variant in architecture.variants:
+                problems = list(_problems(config.resolve(), architecture, variant))
+                if not problems:
+                    return architecture, variant
+                misfits.append((len(problems), variant.name, problems))
+    _, name, problems = min(misfits)
+    raise UserError(
+        f"no Hugging Face architecture has these parts; the nearest is {name}, which needs {listed(problems)}"
+    )
+
+
+def _problems(c: ModelConfig, architecture: Architecture, variant: Variant) -> Iterator[str]:
+    """What a config would have to be for a foreign class, where it is not: `positions = 'learned' (here 'alibi')`."""
+    pooler = c.activation if variant.pooler == "activation" else variant.pooler
+    needed = {**architecture.parts, "head": variant.head, "pooler": pooler}
+    needed.setdefault("head_width", c.head_width if "head_width" in architecture.keys else c.width // c.heads)
+    needed.setdefault("kv_heads", c.kv_heads if "kv_heads" in architecture.keys else c.heads)
+    if "target_vocabulary" not in architecture.keys and c.family == "encoder-decoder":
+        needed["target_vocabulary"] = c.vocabulary
+    free = {"output_bias"} if needed["output_bias"] else set()  # a bias we have not is written as zeros
+    if c.head not in ("words", "pretraining"):
+        free |= {"output_bias", "output_scale"}
+    if c.head in ("none", "words") and c.pooler == "none":
+        free |= {"pool"}
+    for key, value in needed.items():
+        if key not in free and getattr(c, key) != value:
+            yield f"{key} = {value!r} (here {getattr(c, key)!r})"
+    if c.tied not in architecture.tied and (c.family == "encoder-decoder" or "words" in needed["head"]):
+        yield f"tied = {listed(architecture.tied)} (here {c.tied!r})"
+    if architecture.activation and c.activation not in ACTIVATIONS.values():
+        yield f"activation = {listed(dict.fromkeys(ACTIVATIONS.values()))} (here {c.activation!r})"
+
+
+def _with_their_weights(config: ModelConfig, architecture: Architecture) -> ModelConfig:
+    """The config with the weights that they have in any case and ours may lack: a bias for words, one segment."""
+    segments = config.segments or int("segments" in architecture.keys)
+    output_bias = config.output_bias or bool(architecture.parts["output_bias"])
+    return config.replace(segments=segments, output_bias=output_bias)
+
+
+def _write_config(
+    config: ModelConfig, architecture: Architecture, variant: Variant, carried: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Their config.json. Keys that older readers know by another place or demand to see are written out too."""
+    full = config.resolve()
+    written: dict[str, Any] = {**carried, "model_type": architecture.kind, "architectures": [variant.name]}
+    written |= {"dtype": "float32", "is_encoder_decoder": full.family == "encoder-decoder", **architecture.demands}
+    for ours, theirs in architecture.keys.items():
+        written |= dict.fromkeys(theirs, getattr(full, ours))
+    if architecture.context_offset:
+        written["max_position_embeddings"] -= architecture.context_offset
+    for key in architecture.activation:
+        written[key] = next(name for name, ours in ACTIVATIONS.items() if ours == full.activation)
+    written |= architecture.tied.get(full.tied, {})
+    if full.head in ("classes", "grade"):
+        count = full.classes if full.head == "classes" else 1
+        written.setdefault("id2label", {str(i): f"LABEL_{i}" for i in range(count)})
+        written.setdefault("label2id", {label: int(i) for i, label in written["id2label"].items()})
+        written["problem_type"] = "single_label_classification" if full.head == "classes" else "regression"
+    return _nested(written)
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as inner objects."""
+    result: dict[str, Any] = {}
+    for key, value in flat.items():
+        outer, dot, inner = key.partition(".")
+        if dot:
+            result.setdefault(outer, {})[inner] = value
+        else:
+            result[key] = value
+    return result

@@ -1,0 +1,119 @@
+"""A model leaves for the rest of the world, with a certificate that it is still the same model."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from qkv import __version__
+from qkv.config import ModelConfig
+from qkv.exchange.folder import open_folder, write_folder
+from qkv.exchange.hf import Written, read_model, write_model
+from qkv.model.transformer import EncoderDecoder, Model
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
+    "vocab.json", "merges.txt",
+)  # fmt: skip
+LENGTHS = (7, 13, 16)  # tokens of the texts that are compared
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How far the exported model is from ours: the largest difference in scores, by whom it was computed."""
+
+    architecture: str
+    peer: str
+    difference: float
+    largest: float  # the largest score, to judge the difference by
+    scores: int
+
+
+def export_hf(run: Path, target: Path) -> Certificate:
+    """Write the model in `run` as a Hugging Face folder. It is loaded and compared before the folder appears."""
+    source = open_folder(run)
+    model, config = read_model(source)
+    written = write_model(model.eval(), config, source.config)
+    texts = {name: text for name in TOKENIZER_FILES if (text := source.text(name)) is not None}
+    certificates = []
+
+    def try_out(folder: Path) -> str:
+        certificates.append(certify(model, config, written, folder))
+        return _card(run.name, config, written, certificates[0])
+
+    generation = source.generation
+    write_folder(
+        target, config=written.config, generation=generation, tensors=written.tensors, texts=texts, last=try_out
+    )
+    return certificates[0]
+
+
+@torch.no_grad()
+def certify(model: Model, config: ModelConfig, written: Written, folder: Path) -> Certificate:
+    """Scores of the model and of the folder for the same tokens; by `transformers` where it is installed."""
+    texts = [_tokens(length, config.vocabulary) for length in LENGTHS]
+    ours = torch.cat([_scores(model, tokens) for tokens in texts])
+    if importlib.util.find_spec("transformers"):
+        theirs, peer = _their_scores(written.name, folder, texts)
+    else:
+        again = read_model(open_folder(folder))[0].eval()
+        theirs, peer = torch.cat([_scores(again, tokens) for tokens in texts]), f"qkv {__version__}, read back"
+    return Certificate(written.name, peer, (ours - theirs).abs().max().item(), ours.abs().max().item(), ours.numel())
+
+
+def _tokens(length: int, vocabulary: int) -> Tensor:
+    """Tokens (1, length) that anyone can make again: 13 + 7,919 i, modulo the vocabulary."""
+    return (13 + 7919 * torch.arange(length))[None] % vocabulary
+
+
+def _scores(model: Model, tokens_1L: Tensor) -> Tensor:
+    """All that the model's heads say about a text, in one row; its hidden states where it has no head."""
+    hidden_1LD = model(tokens_1L, tokens_1L) if isinstance(model, EncoderDecoder) else model(tokens_1L)
+    said = [model.logits(hidden_1LD)] if model.words is not None else []
+    if model.text is not None and model.text.output is not None:
+        said.append(model.text(hidden_1LD))
+    return torch.cat([part.flatten() for part in said or [hidden_1LD]])
+
+
+def _their_scores(name: str, folder: Path, texts: list[Tensor]) -> tuple[Tensor, str]:
+    """The same by `transformers`, in its own class, loaded from the folder as any user would."""
+    transformers = importlib.import_module("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    model = getattr(transformers, name).from_pretrained(folder, local_files_only=True).eval()
+    scores = []
+    for tokens in texts:
+        target = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
+        said = model(input_ids=tokens, **target)
+        fields = ("prediction_logits", "seq_relationship_logits", "logits", "last_hidden_state")
+        present = [said[field] for field in fields if field in said]
+        scores += [part.flatten() for part in (present[:2] if name.endswith("ForPreTraining") else present[:1])]
+    return torch.cat(scores), f"transformers {transformers.__version__}"
+
+
+def _card(source: str, config: ModelConfig, written: Written, certificate: Certificate) -> str:
+    """The README.md of an exported folder."""
+    count = sum(tensor.numel() for tensor in written.tensors.values())
+    lengths = ", ".join(str(length) for length in LENGTHS)
+    return f"""# {source}
+
+{written.name}, {count:,} numbers in model.safetensors; {config.family}, {config.layers} layers, {config.width} wide.
+Written by qkv {__version__} on {datetime.date.today()}.
+
+## Certificate
+
+Largest difference between the scores of qkv and those of {certificate.peer}, loaded from this folder:
+**{certificate.difference:.2e}** (largest score {certificate.largest:.3g}), over {certificate.scores:,} scores, float32.
+Input: texts of {lengths} tokens with the ids 13 + 7919 i modulo {config.vocabulary}.
+
+```python
+from transformers import {written.name}
+
+model = {written.name}.from_pretrained("this folder")
+```
+"""

@@ -1,0 +1,252 @@
+"""Text in, Prediction out: where text, model and decoding meet.
+
+B batch · L length · N rows · V vocabulary
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qkv.config import ModelConfig
+from qkv.decode import greedy
+from qkv.model.cache import Cache
+from qkv.model.heads import POOLS
+from qkv.model.transformer import Decoder, Encoder, EncoderDecoder, Model
+from qkv.schema import UserError, listed
+from qkv.text.tokenizer import Encoded, Tokenizer
+
+BATCH_TOKENS = 8192  # of one forward pass, padding counted
+USUAL_ANSWER = 64  # tokens of a continuation or translation, unless asked otherwise
+LONGEST_ANSWER = 100_000
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a model says about one text. Which fields are filled depends on its task."""
+
+    text: str
+    label: str | None = None
+    probabilities: dict[str, float] | None = None
+    value: float | None = None
+    output: str | None = None
+    log_probability: float | None = None
+    alternatives: list[dict[str, Any]] | None = None
+    cut: bool = False  # not all of the text fitted
+
+    def to_json(self) -> dict[str, Any]:
+        filled = {name: value for name, value in vars(self).items() if value is not None and name != "cut"}
+        return {**filled, "cut": True} if self.cut else filled
+
+    def __str__(self) -> str:
+        """One line, whatever the text."""
+        if self.label is not None and self.probabilities is not None:
+            return f"{self.label}  {self.probabilities[self.label]:.4f}"
+        if self.value is not None:
+            return f"{self.value:.4f}"
+        ranked = "".join(f"  {a['word']} {a['probability']:.3f}" for a in self.alternatives or [])
+        return " ".join((self.output or "").split()) + (f"   |{ranked}" if ranked else "")
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a model's numbers are called outside: label names, and the ids that begin, end and fill."""
+
+    labels: tuple[str, ...] = ()
+    start: int | None = None  # first target token of an encoder-decoder
+    end: tuple[int, ...] = ()
+    never: tuple[int, ...] = ()  # ids that are never an answer
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Texts of similar length side by side, padded on the right."""
+
+    texts: list[str]
+    encoded: list[Encoded]
+    tokens_BL: Tensor
+    segments_BL: Tensor
+    keep_BL: Tensor
+
+    @staticmethod
+    def of(texts: list[str], encoded: list[Encoded]) -> Batch:
+        length = max(len(one.ids) for one in encoded)
+        shape = (len(encoded), length)
+        tokens_BL, segments_BL = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
+        keep_BL = torch.zeros(shape, dtype=torch.bool)
+        for row, one in enumerate(encoded):
+            tokens_BL[row, : len(one.ids)] = torch.tensor(one.ids, dtype=torch.long)
+            segments_BL[row, : len(one.ids)] = torch.tensor(one.segments, dtype=torch.long)
+            keep_BL[row, : len(one.ids)] = True
+        return Batch(texts, encoded, tokens_BL, segments_BL, keep_BL)
+
+
+class Predictor:
+    """A model with its tokenizer, ready to answer: `predict`, `embed`."""
+
+    def __init__(self, model: Model, config: ModelConfig, tokenizer: Tokenizer | None, names: Names) -> None:
+        self.model, self.config, self.names = model.eval(), config.resolve(), names
+        self._tokenizer = tokenizer
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        if self._tokenizer is None:
+            raise UserError("this model has no tokenizer: its folder holds no tokenizer.json, which text needs")
+        if self._tokenizer.size > self.config.vocabulary:
+            sizes = f"{self._tokenizer.size} tokens, the model's vocabulary {self.config.vocabulary}"
+            raise UserError(f"tokenizer and model do not belong together: tokenizer.json has {sizes}")
+        return self._tokenizer
+
+    def predict(self, texts: Sequence[str], *, top: int = 5, max_tokens: int | None = None) -> list[Prediction]:
+        """An answer for each text, in order: a label, a grade, words for the mask, a continuation or a translation.
+
+        `top` words are given for each mask. An answer has at most `max_tokens`: 64, or half of a shorter context.
+        """
+        if max_tokens is None:
+            bounded = self.config.positions == "learned"
+            max_tokens = max(1, min(USUAL_ANSWER, self.config.context // 2)) if bounded else USUAL_ANSWER
+        if not 1 <= max_tokens <= LONGEST_ANSWER:
+            raise UserError(f"max_tokens = {max_tokens}: must be at least 1 and at most {LONGEST_ANSWER:,}")
+        if not 1 <= top <= self.config.vocabulary:
+            raise UserError(f"top = {top}: must be at least 1 and at most {self.config.vocabulary:,}")
+        head, model = self.config.head, self.model
+        if head in ("classes", "grade"):
+            return self._in_batches(texts, self._judge)
+        if head == "none":
+            raise UserError("this model has no head to predict with; accepted: .embed(texts), or fine-tune it first")
+        if isinstance(model, Encoder):
+            return self._in_batches(texts, lambda batch: self._fill(model, batch, top))
+        room = max_tokens if isinstance(model, Decoder) else 0
+        return self._in_batches(texts, lambda batch: self._answer(model, batch, max_tokens), room)
+
+    def embed(self, texts: Sequence[str], *, pool: str = "mean") -> NDArray[np.float32]:
+        """A vector for each text (N, D): the mean of its tokens' last hidden states, the first ([CLS]) or the last."""
+        if pool not in POOLS:
+            raise UserError(f"pool = {pool!r}: must be one of {listed(POOLS)}")
+        vectors = self._in_batches(texts, lambda batch: list(POOLS[pool](self._hidden(batch), batch.keep_BL).numpy()))
+        return np.stack(vectors) if vectors else np.zeros((0, self.config.width), np.float32)
+
+    @torch.no_grad()
+    def _in_batches(self, texts: Sequence[str], answer: Callable[[Batch], list[T]], room: int = 0) -> list[T]:
+        """Answers in the order of the texts, computed shortest first in batches of bounded size.
+
+        `room` is how many tokens must still fit after a text; such a text is cut on the left: its end matters more.
+        """
+        limit = None
+        if self.config.positions == "learned":
+            limit = self.config.context - room
+            if limit < 1:
+                raise UserError(f"max_tokens = {room} leaves no room: this model has {self.config.context} positions")
+        encoded = self.tokenizer.encode(texts, limit, cut="left" if room else "right")
+        for number, one in enumerate(encoded, 1):
+            if not one.ids:
+                raise UserError(f"text {number} is empty: this model needs at least one token to go on from")
+        answers: dict[int, T] = {}
+        for numbers in _batches([len(one.ids) for one in encoded]):
+            batch = Batch.of([texts[n] for n in numbers], [encoded[n] for n in numbers])
+            answers.update(zip(numbers, answer(batch), strict=True))
+        return [answers[n] for n in range(len(texts))]
+
+    def _hidden(self, batch: Batch) -> Tensor:
+        if isinstance(self.model, EncoderDecoder):
+            return self.model.encode(batch.tokens_BL, batch.keep_BL)
+        if isinstance(self.model, Encoder) and self.config.segments:
+            segments_BL = batch.segments_BL.clamp(max=self.config.segments - 1)
+            return self.model(batch.tokens_BL, batch.keep_BL, segments_BL=segments_BL)
+        return self.model(batch.tokens_BL, batch.keep_BL)
+
+    def _judge(self, batch: Batch) -> list[Prediction]:
+        """A label with probabilities, or a grade."""
+        assert self.model.text is not None
+        scores_BC = self.model.text(self._hidden(batch), batch.keep_BL)
+        if self.config.head == "grade":
+            grades = scores_BC[:, 0].tolist()
+            return [
+                Prediction(t, value=g, cut=e.cut) for t, g, e in zip(batch.texts, grades, batch.encoded, strict=True)
+            ]
+        labels = self.names.labels
+        answers = []
+        for text, one, shares in zip(batch.texts, batch.encoded, scores_BC.softmax(-1).tolist(), strict=True):
+            best = labels[max(range(len(shares)), key=shares.__getitem__)]
+            answers.append(Prediction(text, best, dict(zip(labels, shares, strict=True)), cut=one.cut))
+        return answers
+
+    def _fill(self, model: Encoder, batch: Batch, top: int) -> list[Prediction]:
+        """Words for each mask, ranked; the output is the text with the likeliest ones put in."""
+        mask = self.tokenizer.mask
+        mask_id = self.tokenizer.id_of(mask) if mask else None
+        places_BL = torch.eq(batch.tokens_BL, -1 if mask_id is None else mask_id)
+        without = (~places_BL.any(1)).nonzero()
+        if len(without):
+            text = batch.texts[int(without[0])]
+            raise UserError(f"{text[:60]!r} has no {mask or 'mask token'}; write it where a word is missing")
+        shares_NV = model.logits(self._hidden(batch)[places_BL]).softmax(-1)
+        best = shares_NV.topk(top)
+        ranked = iter(zip(best.values.tolist(), best.indices.tolist(), strict=True))
+        answers = []
+        for text, one, masks in zip(batch.texts, batch.encoded, places_BL.sum(1).tolist(), strict=True):
+            output, sure, alternatives = text, 0.0, list[dict[str, Any]]()
+            for _ in range(masks):
+                shares, ids = next(ranked)
+                words = [self.tokenizer.word(i) for i in ids]
+                output, sure = output.replace(str(mask), words[0], 1), sure + math.log(shares[0])
+                alternatives += [{"word": w, "probability": p} for w, p in zip(words, shares, strict=True)]
+            answers.append(
+                Prediction(text, output=output, log_probability=sure, alternatives=alternatives, cut=one.cut)
+            )
+        return answers
+
+    def _answer(self, model: Decoder | EncoderDecoder, batch: Batch, max_tokens: int) -> list[Prediction]:
+        """The likeliest next tokens, one after the other: a continuation or a translation."""
+        logits_NV, cache = _begin(model, batch, self.names.start)
+
+        def step(tokens_N: Tensor, origin_N: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+            hidden_N1D, cache = model.step(tokens_N[:, None], cache.rows(origin_N))
+            return model.logits(hidden_N1D[:, 0]), cache
+
+        given: list[list[int]] = [[] for _ in batch.texts]
+        sums = [0.0] * len(batch.texts)
+        for chosen in greedy(step, logits_NV, cache, end=self.names.end, limit=max_tokens, never=self.names.never):
+            triples = zip(
+                *(t.tolist() for t in (chosen.rows_N, chosen.tokens_N, chosen.log_probabilities_N)), strict=True
+            )
+            for row, token, log_probability in triples:
+                given[row].append(token)
+                sums[row] += log_probability
+        rows = zip(batch.texts, batch.encoded, given, sums, strict=True)
+        return [
+            Prediction(text, output=self.tokenizer.decode(ids), log_probability=total, cut=one.cut)
+            for text, one, ids, total in rows
+        ]
+
+
+def _begin(model: Decoder | EncoderDecoder, batch: Batch, start: int | None) -> tuple[Tensor, Cache]:
+    """Read the prompts or the sources: scores for the first new token (N, V), and the memory to go on from."""
+    if isinstance(model, EncoderDecoder):
+        if start is None:
+            raise UserError("config.json names no decoder_start_token_id, with which a translation begins")
+        cache = model.start(model.encode(batch.tokens_BL, batch.keep_BL), batch.keep_BL)
+        hidden_N1D, cache = model.step(torch.full((len(batch.texts), 1), start), cache)
+        return model.logits(hidden_N1D[:, 0]), cache
+    hidden_BLD, cache = model.step(batch.tokens_BL, model.start(len(batch.texts)), batch.keep_BL)
+    return model.logits(POOLS["last"](hidden_BLD, batch.keep_BL)), cache
+
+
+def _batches(lengths: list[int]) -> Iterator[list[int]]:
+    """Numbers of texts that go together: shortest first, at most BATCH_TOKENS with padding, one at least."""
+    batch: list[int] = []
+    for number in sorted(range(len(lengths)), key=lengths.__getitem__):
+        if batch and (len(batch) + 1) * lengths[number] > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
