@@ -37,18 +37,20 @@ def ours(dropout: float) -> torch.nn.Module:
     return build_model(presets.load("bert-mini"), dropout=dropout)
 
 
-def passes(
-    model: torch.nn.Module, hidden: Callable[[torch.Tensor], torch.Tensor], tokens: torch.Tensor, train: bool
-) -> Callable[[], None]:
+def passes(model: torch.nn.Module, tokens: torch.Tensor, train: bool) -> Callable[[], None]:
     """One forward pass (evaluation) or one forward and backward pass (training)."""
+
+    def hidden() -> torch.Tensor:
+        answer = model(tokens)
+        return answer if isinstance(answer, torch.Tensor) else answer.last_hidden_state
 
     def forward() -> None:
         with torch.no_grad():
-            hidden(tokens)
+            hidden()
 
     def both() -> None:
         model.zero_grad(set_to_none=True)
-        hidden(tokens).square().mean().backward()
+        hidden().square().mean().backward()
 
     model.train(train)
     return both if train else forward
@@ -66,10 +68,7 @@ def main() -> None:
         assert sum(p.numel() for p in them.parameters()) == sum(p.numel() for p in us.parameters())
         for batch, length in SHAPES:
             tokens = torch.randint(0, 30522, (batch, length))
-            turns = {
-                "theirs": passes(them, lambda t, m=them: m(t).last_hidden_state, tokens, train),
-                "ours": passes(us, lambda t, m=us: m(t), tokens, train),
-            }
+            turns = {"theirs": passes(them, tokens, train), "ours": passes(us, tokens, train)}
             times = interleaved(turns, rounds)
             low, middle, high = ratio(times["theirs"], times["ours"])
             slow, fast = (1000 * sorted(times[name])[rounds // 2] for name in ("theirs", "ours"))

@@ -18,9 +18,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from qkv.model import Recorder, fused, masks, plain
-from qkv.model.attention import SCALES, Additive, Attend, Attention, How, dot
+from qkv.model.attention import SCALES, Additive, Attend, Attention, How, View, dot
 from qkv.model.dropout import Dropout
-from qkv.model.positions import NoPositions
 
 MASKS = ["none", "padding", "causal", "packing"]
 NO_DROPOUT = Dropout(0.0)
@@ -184,7 +183,7 @@ def test_scales() -> None:
     assert {name: scale(5) for name, scale in SCALES.items()} == pytest.approx(expected)
     for name, factor in expected.items():
         module, recorder, x = attention(scale=name), Recorder(), normal(B, L, D)
-        module(x, positions=NoPositions(), attend=recorder)
+        module(x, View(attend=recorder))
         q, k, _ = module.project(x).view(B, L, 3, H, K).permute(2, 0, 3, 1, 4)
         torch.testing.assert_close(recorder.weights[0], (q @ k.mT * factor).softmax(-1), rtol=0, atol=1e-12)
         assert attention(scale=name, score="additive").scale == 1.0

@@ -16,7 +16,7 @@ from conftest import D, H, K, L, S, decoder, encoder, normal, tiny
 from torch import Tensor
 
 from qkv.model import Encoder, build_model, plain
-from qkv.model.attention import Attention, How, dot
+from qkv.model.attention import Attention, How, View, dot
 from qkv.model.dropout import Dropout
 from qkv.model.positions import T5, Alibi, NoPositions, Positions, Relative, Rotary, Sinusoidal, alibi_slopes
 
@@ -49,7 +49,7 @@ def heads_of(positions: Positions, width: int, layer: int, causal: bool) -> tupl
         attention.project.weight.copy_(normal(*attention.project.weight.shape, seed=5) / 3)
     x, pos = normal(1, S, H * width), torch.arange(S)[None]
     keep = (pos[:, None] <= pos[..., None])[:, None] if causal else None
-    out, _ = attention(x, positions=positions, frame=positions.frame(pos, pos, x), layer=layer, keep=keep)
+    out, _ = attention(x, View(positions, positions.frame(pos, pos, x), keep), layer=layer)
     return attention, x, out.detach().view(S, H, width)
 
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from qkv.model.attention import Attention, How, fused, weigh
-from qkv.model.positions import NoPositions
+from qkv.model.attention import Attention, How, View, fused, weigh
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ def look_inside(attention: Attention, x_LD: Tensor, keep: Tensor | None = None) 
         return mixed
 
     with torch.no_grad():
-        attention(x_LD[None], positions=NoPositions(), keep=keep, attend=attend)
+        attention(x_LD[None], View(keep=keep, attend=attend))
     return seen[0]
 
 

@@ -11,7 +11,7 @@ B batch · L queries · S keys · D width · H heads · K head width
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from qkv.model.cache import KeyValue
 from qkv.model.dropout import Dropout
-from qkv.model.positions import Frame, Positions
+from qkv.model.positions import Frame, NoPositions, Positions
 
 ScoreFunction = Callable[[Tensor, Tensor], Tensor]  # q_BHLK, k_BHSK -> scores_BHLS
 
@@ -110,6 +110,16 @@ SCALES: dict[str, Callable[[int], float]] = {
 SCORES: dict[str, Callable[[int, int], ScoreFunction]] = {"dot": lambda heads, head_width: dot, "additive": Additive}
 
 
+@dataclass(frozen=True)
+class View:
+    """How one pass looks at its keys: the same in all layers. The defaults see everything and know no positions."""
+
+    positions: Positions = field(default_factory=NoPositions)
+    frame: Frame = ()
+    keep: Tensor | None = None
+    attend: Attend | None = None  # None: the fastest that the attention's parts allow
+
+
 class Attention(nn.Module):
     """Multi-head attention, self or cross, with one matrix for q, k and v so that self-attention is one product.
 
@@ -133,9 +143,7 @@ class Attention(nn.Module):
         self.project = nn.Linear(width, (heads + 2 * kv_heads) * head_width, bias)
         self.output = nn.Linear(heads * head_width, width, bias)
         self.score = SCORES[score](heads, head_width)
-        self.scale = (
-            SCALES[scale](head_width) if self.score is dot else 1.0
-        )  # only dot products grow with the head width
+        self.scale = SCALES[scale](head_width) if self.score is dot else 1.0  # only dot products grow with the width
         self.drop = Dropout(dropout)
         self.attend: Attend = fused if self.score is dot and self.drop.share == 0 else plain
 
@@ -147,14 +155,11 @@ class Attention(nn.Module):
     def forward(
         self,
         x_BLD: Tensor,
-        memory: KeyValue | None = None,
+        view: View,
         *,
-        positions: Positions,
-        frame: Frame = (),
         layer: int = 0,
-        keep: Tensor | None = None,
         past: KeyValue | None = None,
-        attend: Attend | None = None,
+        memory: KeyValue | None = None,
     ) -> tuple[Tensor, KeyValue]:
         """The attended x_BLD, and the keys and values that were attended to (for a cache).
 
@@ -164,14 +169,15 @@ class Attention(nn.Module):
             sizes = [self.heads, self.kv_heads, self.kv_heads]
             parts = self._split(self.project(x_BLD)).split_with_sizes(sizes, 2)
             q_BHLK, k_BHLK, v_BHLK = (part.transpose(1, 2) for part in parts)
-            q_BHLK, k_BHLK = positions.rotate(q_BHLK, k_BHLK, frame)
+            q_BHLK, k_BHLK = view.positions.rotate(q_BHLK, k_BHLK, view.frame)
             new = KeyValue(k_BHLK, v_BHLK)
             memory = new if past is None else past.append(new)
         else:
             q_BHLK = self._part(x_BLD, slice(self.heads * self.head_width))
         q_BHLK = q_BHLK * self.scale
-        how = How(self.score, keep, positions.bias(q_BHLK, frame, layer), self.drop)
-        mixed_BHLK = (attend or self.attend)(q_BHLK, self._grouped(memory.k_NHSK), self._grouped(memory.v_NHSK), how)
+        how = How(self.score, view.keep, view.positions.bias(q_BHLK, view.frame, layer), self.drop)
+        attend = view.attend or self.attend
+        mixed_BHLK = attend(q_BHLK, self._grouped(memory.k_NHSK), self._grouped(memory.v_NHSK), how)
         return self.output(mixed_BHLK.transpose(1, 2).flatten(2)), memory
 
     def _part(self, x_BLD: Tensor, rows: slice) -> Tensor:

@@ -11,10 +11,9 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qkv.model.attention import Attend, Attention
+from qkv.model.attention import Attention, View
 from qkv.model.cache import KeyValue
 from qkv.model.dropout import Dropout
-from qkv.model.positions import Frame, NoPositions, Positions
 from qkv.schema import UserError
 
 
@@ -119,29 +118,21 @@ class Block(nn.Module):
         self.attention, self.attention_residual = attention, residual()
         self.cross, self.cross_residual = cross, None if cross is None else residual()
         self.feed, self.feed_residual = feed, residual()
-        self.nowhere = NoPositions()  # how far a source word is from a target word means nothing
 
     def forward(
         self,
         x_BLD: Tensor,
+        view: View,
         *,
-        positions: Positions,
-        frame: Frame,
-        keep: Tensor | None,
-        past: KeyValue | None,
-        memory: KeyValue | None,
-        memory_keep: Tensor | None,
-        attend: Attend | None,
+        past: KeyValue | None = None,
+        memory: KeyValue | None = None,
+        memory_view: View | None = None,
     ) -> tuple[Tensor, KeyValue]:
         """The next x_BLD, and this layer's own keys and values for a cache."""
-        y_BLD = self.attention_residual.before(x_BLD)
-        y_BLD, own = self.attention(
-            y_BLD, positions=positions, frame=frame, layer=self.layer, keep=keep, past=past, attend=attend
-        )
+        y_BLD, own = self.attention(self.attention_residual.before(x_BLD), view, layer=self.layer, past=past)
         x_BLD = self.attention_residual.after(x_BLD, y_BLD)
         if self.cross is not None and self.cross_residual is not None:
-            y_BLD, _ = self.cross(
-                self.cross_residual.before(x_BLD), memory, positions=self.nowhere, keep=memory_keep, attend=attend
-            )
+            y_BLD, _ = self.cross(self.cross_residual.before(x_BLD), memory_view, memory=memory)
             x_BLD = self.cross_residual.after(x_BLD, y_BLD)
-        return self.feed_residual.after(x_BLD, self.feed(self.feed_residual.before(x_BLD))), own
+        y_BLD = self.feed(self.feed_residual.before(x_BLD))
+        return self.feed_residual.after(x_BLD, y_BLD), own

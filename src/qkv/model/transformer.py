@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qkv.model import masks
-from qkv.model.attention import Attend
+from qkv.model.attention import Attend, View
 from qkv.model.cache import Cache, KeyValue
 from qkv.model.dropout import Dropout
 from qkv.model.heads import TextHead, WordHead
 from qkv.model.layers import Block
+from qkv.model.masks import both, causal, grid, positions_of
 from qkv.model.positions import Positions
 from qkv.schema import UserError
 
@@ -43,9 +43,9 @@ class Embedding(nn.Module):
             if segments_BL is not None:
                 raise UserError("segments were given to a model without segment vectors (model.segments = 0)")
             return x_BLD
-        return x_BLD + _looked_up(
-            "segment", torch.zeros_like(tokens_BL[:1]) if segments_BL is None else segments_BL, self.segments
-        )
+        if segments_BL is None:
+            segments_BL = torch.zeros_like(tokens_BL[:1])
+        return x_BLD + _looked_up("segment", segments_BL, self.segments)
 
 
 class Stack(nn.Module):
@@ -85,23 +85,14 @@ class Stack(nn.Module):
         if x_BLD.shape[1] == 0:
             raise UserError("a sequence of no tokens; a model needs at least one")
         pos_k = pos if cache is None else torch.cat([cache.pos_NS, pos], 1)
-        grid = masks.grid(keep)
-        if self.causal:
-            grid = masks.both(grid, masks.causal(pos, pos_k))
-        frame = self.positions.frame(pos, pos_k, x_BLD)
+        allowed = both(grid(keep), causal(pos, pos_k)) if self.causal else grid(keep)
+        view = View(self.positions, self.positions.frame(pos, pos_k, x_BLD), allowed, attend)
+        memory_view = View(keep=grid(memory_keep), attend=attend)  # how far a source word is away means nothing
         x_BLD = self.drop(self.embedding_norm(self.positions.embed(x_BLD, pos)))
         own: list[KeyValue] = []
         for i, block in enumerate(self.blocks):
-            x_BLD, kv = block(
-                x_BLD,
-                positions=self.positions,
-                frame=frame,
-                keep=grid,
-                past=cache.own[i] if cache is not None and cache.own else None,
-                memory=memory[i] if memory else None,
-                memory_keep=masks.grid(memory_keep),
-                attend=attend,
-            )
+            past = cache.own[i] if cache is not None and cache.own else None
+            x_BLD, kv = block(x_BLD, view, past=past, memory=memory[i] if memory else None, memory_view=memory_view)
             if cache is not None:
                 own.append(kv)
         return self.final_norm(x_BLD), own
@@ -112,7 +103,7 @@ class Stack(nn.Module):
 
     def step(self, x_NLD: Tensor, cache: Cache, keep_NL: Tensor | None, attend: Attend | None) -> tuple[Tensor, Cache]:
         """Go on with L new tokens (a prompt, then one at a time): their hidden states, and the longer memory."""
-        pos_NL = cache.last_positions() + 1 + masks.positions_of(x_NLD, keep_NL)
+        pos_NL = cache.last_positions() + 1 + positions_of(x_NLD, keep_NL)
         if keep_NL is None:
             keep_NL = torch.ones_like(pos_NL, dtype=torch.bool)
         keep_NS = torch.cat([cache.keep_NS, keep_NL], 1)
@@ -141,7 +132,7 @@ class Encoder(nn.Module):
         attend: Attend | None = None,
     ) -> Tensor:
         """Hidden states (B, L, D). `keep` (B, L) hides padding; (B, L, L) allows pairs."""
-        pos = masks.positions_of(tokens_BL, keep) if pos is None else pos
+        pos = positions_of(tokens_BL, keep) if pos is None else pos
         return self.stack(self.embedding(tokens_BL, segments_BL), pos, keep, attend=attend)[0]
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
@@ -160,7 +151,7 @@ class Decoder(nn.Module):
         self, tokens_BL: Tensor, keep: Tensor | None = None, *, pos: Tensor | None = None, attend: Attend | None = None
     ) -> Tensor:
         """Hidden states (B, L, D), all positions at once: one pass trains them all. `keep` as in Encoder."""
-        pos = masks.positions_of(tokens_BL, keep) if pos is None else pos
+        pos = positions_of(tokens_BL, keep) if pos is None else pos
         return self.stack(self.embedding(tokens_BL), pos, keep, attend=attend)[0]
 
     def start(self, rows: int) -> Cache:
@@ -199,7 +190,7 @@ class EncoderDecoder(nn.Module):
     ) -> Tensor:
         """Hidden states of the target (B, L, D), all positions at once."""
         memory_BSD = self.encode(source_BS, source_keep, attend=attend)
-        pos = masks.positions_of(target_BL, target_keep)
+        pos = positions_of(target_BL, target_keep)
         memory = self.decoder.remember(memory_BSD)
         return self.decoder(
             self._embed_target(target_BL), pos, target_keep, memory=memory, memory_keep=source_keep, attend=attend
@@ -207,7 +198,7 @@ class EncoderDecoder(nn.Module):
 
     def encode(self, source_BS: Tensor, keep: Tensor | None = None, *, attend: Attend | None = None) -> Tensor:
         """What the decoder will ask: the source's last hidden states (B, S, D)."""
-        return self.encoder(self.embedding(source_BS), masks.positions_of(source_BS, keep), keep, attend=attend)[0]
+        return self.encoder(self.embedding(source_BS), positions_of(source_BS, keep), keep, attend=attend)[0]
 
     def start(self, memory_NSD: Tensor, keep_NS: Tensor | None = None) -> Cache:
         """The cache of a decoder that has read a source and written nothing."""
