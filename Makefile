@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help setup demo test check format bench clean
+.PHONY: help setup demo test real check format bench clean
 
 help:  ## What can be made
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -14,7 +14,10 @@ demo: .venv/qkv.done  ## The main job, on this machine, now
 	@$(BIN)/qkv demo
 
 test: .venv/dev.done  ## The tests (under 6 minutes on 2 cores)
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 -m "not real"
+
+real: .venv/dev.done  ## The proofs with real weights and data (package index, QKV_DATA)
+	$(BIN)/pytest -m real
 
 check: .venv/dev.done  ## Style, types and the law of imports
 	$(BIN)/ruff check src tests benchmarks
@@ -29,6 +32,7 @@ format: .venv/dev.done  ## Put the code into the house style
 bench: .venv/dev.done  ## Speed against others, interleaved; let nothing else run meanwhile
 	$(BIN)/python benchmarks/encoder_speed.py
 	$(BIN)/python benchmarks/dropout_speed.py
+	$(BIN)/python benchmarks/load_speed.py
 
 clean:  ## Remove what make made
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

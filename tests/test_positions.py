@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 import torch
-from conftest import D, H, K, L, S, decoder, encoder, normal, tiny
+from conftest import D, H, K, L, S, decoder, encoder, encoder_decoder, normal, tiny
 from torch import Tensor
 
 from qkv.model import Encoder, build_model, plain
@@ -240,6 +240,16 @@ def test_tables() -> None:
         assert tables == {"stack.positions.table": shape}
     for scheme in ("none", "sinusoidal", "alibi", "rotary"):
         assert not list(decoder(scheme).stack.positions.parameters())
+
+
+def test_t5_looks_where_its_stack_looks() -> None:
+    """A decoder spends all its buckets on the past, an encoder half of them on each side, also the two of a pair."""
+    pair = encoder_decoder("t5")
+    distances = torch.arange(-L, L + 1)
+    stacks = ((encoder("t5").stack, False), (decoder("t5").stack, True), (pair.encoder, False), (pair.decoder, True))
+    for stack, causal in stacks:
+        expected = [bucket(int(distance), 7, 5, causal) for distance in distances]
+        assert cast(T5, stack.positions).bucket(distances).tolist() == expected
 
 
 def test_relative_reads_the_table_of_its_layer() -> None:

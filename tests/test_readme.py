@@ -1,11 +1,13 @@
 """The documents are true: every command and every piece of code in them runs, and prints what they say it prints.
 
 In a ```console block, a line `$ qkv ...` is run and what follows must be its output; a line `...` stands for any lines.
-A ```python block is run as it is; a comment `# -> text` at the end of a print line is what it must print.
+A ```python block is run as it is; a comment `# -> text` at the end of a print line is what it must print. Blocks marked
+`real` need the package index: they run in order, in one folder, with `make real`.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -16,18 +18,26 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "tour.md"]
+OTHERS = [ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "docs" / "decisions.md", ROOT / "docs" / "log.md"]
+PROGRAMS = {
+    "qkv": [sys.executable, "-m", "qkv.app.cli"],
+    "pip": [sys.executable, "-m", "pip"],
+    "python": [sys.executable],
+}
 
 
-def blocks(kind: str) -> list[tuple[str, str]]:
+def blocks(kinds: str) -> list[tuple[str, str, str]]:
+    """Name, kind and text of each block whose opening line is ``` and one of the kinds."""
     found = []
     for document in DOCUMENTS:
-        for match in re.finditer(rf"^```{kind}\n(.*?)^```", document.read_text(encoding="utf-8"), re.S | re.M):
-            found.append((f"{document.name}: {match[1].splitlines()[0]}", match[1]))
+        for match in re.finditer(rf"^```({kinds})\n(.*?)^```", document.read_text(encoding="utf-8"), re.S | re.M):
+            found.append((f"{document.name}: {match[2].splitlines()[0]}", match[1], match[2]))
     return found
 
 
-def run(command: list[str]) -> str:
-    result = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=ROOT)
+def run(command: list[str], folder: Path = ROOT) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, env=environment)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -37,24 +47,40 @@ def squeezed(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.splitlines() if line.strip())
 
 
-@pytest.mark.parametrize(("name", "text"), blocks("console"))
-def test_commands_print_what_the_documents_say(name: str, text: str) -> None:
+def check_commands(text: str, folder: Path = ROOT) -> None:
     for session in re.split(r"^\$ ", text, flags=re.M)[1:]:
         command, _, expected = session.partition("\n")
-        words = shlex.split(command, comments=True)
-        if words[0] == "make":
+        program, *words = shlex.split(command, comments=True)
+        if program == "make":
             continue  # `make` builds the environment this test runs in
-        assert words[0] == "qkv", name
-        output = squeezed(run([sys.executable, "-m", "qkv.app.cli", *words[1:]]))
-        pattern = ".*".join(re.escape(squeezed(piece)) for piece in re.split(r"^\.\.\.$", expected, flags=re.M))
-        assert re.fullmatch(pattern, output, re.S), f"{command} printed:\n{output}"
+        output = squeezed(run([*PROGRAMS.get(program, [program]), *words], folder))
+        if program == "qkv":
+            pattern = ".*".join(re.escape(squeezed(piece)) for piece in re.split(r"^\.\.\.$", expected, flags=re.M))
+            assert re.fullmatch(pattern, output, re.S), f"{command} printed:\n{output}"
 
 
-@pytest.mark.parametrize(("name", "code"), blocks("python"))
-def test_code_prints_what_the_documents_say(name: str, code: str) -> None:
+def check_code(code: str, folder: Path = ROOT) -> None:
     expected = re.findall(r"# -> (.*)$", code, re.M)
-    assert expected, f"{name}: shows no result"
-    assert run([sys.executable, "-c", code]).splitlines() == expected
+    assert expected, "shows no result"
+    assert run([sys.executable, "-c", code], folder).splitlines() == expected
+
+
+@pytest.mark.parametrize(("name", "kind", "text"), blocks("console"))
+def test_commands_print_what_the_documents_say(name: str, kind: str, text: str) -> None:
+    check_commands(text)
+
+
+@pytest.mark.parametrize(("name", "kind", "code"), blocks("python"))
+def test_code_prints_what_the_documents_say(name: str, kind: str, code: str) -> None:
+    check_code(code)
+
+
+@pytest.mark.real
+def test_what_needs_the_package_index_is_true_too(tmp_path: Path) -> None:
+    found = blocks("console real|python real")
+    assert len(found) >= 2
+    for _, kind, text in found:
+        (check_commands if kind == "console real" else check_code)(text, tmp_path)
 
 
 def test_the_tree_in_the_readme_names_every_file_of_the_package() -> None:
@@ -64,6 +90,6 @@ def test_the_tree_in_the_readme_names_every_file_of_the_package() -> None:
 
 
 def test_documents_name_no_file_that_does_not_exist() -> None:
-    for document in [*DOCUMENTS, ROOT / "CONTRIBUTING.md", ROOT / "docs" / "decisions.md"]:
+    for document in [*DOCUMENTS, *OTHERS]:
         for target in re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8")):
             assert target.startswith("http") or (document.parent / target).exists(), f"{document.name}: {target}"
