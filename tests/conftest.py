@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qkv.config import ModelConfig
-from qkv.model import Decoder, Encoder, EncoderDecoder, Model, build_model
+from qkv.model import Cache, Decoder, Encoder, EncoderDecoder, Model, build_model
 
 B, L, S, D, H, K, F, V, TARGET_V = 2, 7, 11, 13, 3, 5, 17, 19, 23
 SCHEMES = ["none", "sinusoidal", "learned", "relative", "t5", "alibi", "rotary"]
@@ -62,3 +62,32 @@ def normal(*shape: int, seed: int = 3) -> Tensor:
     """Random float64 numbers that a gradient can be asked of."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_()
+
+
+SOURCE = tokens(1, S, seed=5)
+
+
+def states(model: Any, ids: Tensor, keep: Tensor | None = None) -> Tensor:
+    """Hidden states (B, L, D)."""
+    if isinstance(model, EncoderDecoder):
+        return model(SOURCE.expand(len(ids), S), ids, None, keep)
+    return model(ids, keep)
+
+
+def started(model: Any, rows: int) -> Cache:
+    """A cache that has read the source, if there is one, and written nothing."""
+    return model.start(model.encode(SOURCE.expand(rows, S))) if isinstance(model, EncoderDecoder) else model.start(rows)
+
+
+def ragged(rows: list[Tensor], side: str) -> tuple[Tensor, Tensor]:
+    """Rows of different lengths in one batch, filled up with a token that is also a real one, and the mask."""
+    longest = max(len(row) for row in rows)
+    ids, keep = torch.full((len(rows), longest), 3), torch.zeros(len(rows), longest, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        place = slice(len(row)) if side == "right" else slice(longest - len(row), None)
+        ids[i, place], keep[i, place] = row, True
+    return ids, keep
+
+
+def near(actual: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
