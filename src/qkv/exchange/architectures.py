@@ -5,13 +5,11 @@ for each weight. With `rules.py`, all foreign spellings live here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
-
 from qkv.config import ModelConfig
-from qkv.exchange.rules import Rule, qkv, qkv_of_neighbours, same, sinusoid, stacked, transposed
+from qkv.exchange.rules import Rule, qkv, qkv_of_neighbours, same, stacked, transposed
 
 Table = dict[str, Rule]
 ACTIVATIONS = {  # theirs -> ours; the first of several is the one we write
@@ -44,10 +42,11 @@ class Architecture:
     activation: tuple[str, ...]  # where they name the activation
     weights: Table
     tied: Mapping[str, Mapping[str, Any]]  # our `tied` -> their keys that say so
-    fixed: Mapping[str, Callable[[ModelConfig], Tensor]] = field(default_factory=dict)  # tables that are not trained
-    writes_fixed: bool = True
+    sinusoids: Mapping[str, Callable[[ModelConfig], tuple[int, int]]] = field(default_factory=dict)  # tables, by size
+    recomputed_by: tuple[str, ...] = ()  # classes that do not store these tables
     context_offset: int = 0  # rows of a position table that no input reaches
-    aliases: Mapping[str, str] = field(default_factory=dict)  # second names of a tied weight
+    aliases: Mapping[str, str] = field(default_factory=dict)  # second names of a weight
+    idle: Mapping[str, str] = field(default_factory=dict)  # weights that nothing reads -> the one we write there
 
 
 def names(**keys: str) -> dict[str, tuple[str, ...]]:
@@ -60,7 +59,8 @@ def _same(**names: str) -> Table:
     return {ours.replace("__", "."): same(theirs) for ours, theirs in names.items()}
 
 
-_TIED_OUTPUT = {"output": {"tie_word_embeddings": True}, "none": {"tie_word_embeddings": False}}
+_TIED_OUTPUT = {"output": {"tie_word_embeddings": True}}
+_UNTIED = {"none": {"tie_word_embeddings": False}}
 POST = {"norm": "layer", "norm_place": "post", "final_norm": False}
 PRE = {"norm_place": "pre", "final_norm": True}
 PLAIN = {"score": "dot", "residual": True}  # what everybody has
@@ -135,6 +135,10 @@ BERT = Architecture(
              "cls.predictions.decoder.bias": "cls.predictions.bias"},
 )  # fmt: skip
 
+_UNTIED_WORDS = {"words.bias": same("cls.predictions.decoder.bias")}  # tied, their two biases are one
+_IDLE_BIAS = {"cls.predictions.bias": "cls.predictions.decoder.bias"}
+BERT_UNTIED = replace(BERT, tied=_UNTIED, weights=BERT.weights | _UNTIED_WORDS, aliases={}, idle=_IDLE_BIAS)
+
 ROFORMER = Architecture(
     kind="roformer",
     body="roformer.",
@@ -159,9 +163,11 @@ ROFORMER = Architecture(
         "stack.blocks.{i}.attention.project": qkv_of_neighbours(*_BERT_QKV),
     },
     tied=_TIED_OUTPUT,
-    fixed={"@encoder.embed_positions.weight": lambda c: sinusoid(c.context, c.head_width)},
+    sinusoids={"@encoder.embed_positions.weight": lambda c: (c.context, c.head_width)},
     aliases=BERT.aliases,
 )  # fmt: skip
+
+ROFORMER_UNTIED = replace(ROFORMER, tied=_UNTIED, weights=ROFORMER.weights | _UNTIED_WORDS, aliases={}, idle=_IDLE_BIAS)
 
 _DISTIL = "@transformer.layer.{i}."
 DISTILBERT = Architecture(
@@ -204,7 +210,7 @@ DISTILBERT = Architecture(
         "words.bias": same("vocab_projector.bias"),
         "words.weight": same("vocab_projector.weight"),
     },
-    tied=_TIED_OUTPUT,
+    tied=_TIED_OUTPUT | _UNTIED,
     aliases={"vocab_projector.weight": "@embeddings.word_embeddings.weight"},
 )  # fmt: skip
 
@@ -244,7 +250,7 @@ GPT2 = Architecture(
         "stack.final_norm": same("@ln_f"),
         "words.weight": same("lm_head.weight"),
     },
-    tied=_TIED_OUTPUT,
+    tied=_TIED_OUTPUT | _UNTIED,
     aliases={"lm_head.weight": "@wte.weight"},
 )  # fmt: skip
 
@@ -286,6 +292,9 @@ LLAMA = Architecture(
         "stack.final_norm": same("@norm"),
         "words.weight": same("lm_head.weight"),
     },
-    tied=_TIED_OUTPUT,
+    tied=_TIED_OUTPUT | _UNTIED,
     aliases={"lm_head.weight": "@embed_tokens.weight"},
 )  # fmt: skip
+
+ENCODERS = (DISTILBERT, BERT, BERT_UNTIED, ROFORMER, ROFORMER_UNTIED)  # the first that fits: the one with least in it
+DECODERS = (GPT2, LLAMA)

@@ -6,6 +6,7 @@ Reading compares names and shapes with what the config promises before any weigh
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -15,15 +16,15 @@ import torch
 from torch import Tensor
 
 from qkv.config import ModelConfig
-from qkv.exchange.architectures import ACTIVATIONS, BERT, DISTILBERT, GPT2, LLAMA, ROFORMER, Architecture, Variant
+from qkv.exchange.architectures import ACTIVATIONS, DECODERS, ENCODERS, Architecture, Variant
 from qkv.exchange.folder import Folder
-from qkv.exchange.rules import Rule
-from qkv.exchange.translators import BART, MARIAN, MARIAN_OF_TWO, PEGASUS, T5
+from qkv.exchange.rules import Rule, sinusoid
+from qkv.exchange.translators import TRANSLATORS
 from qkv.model.build import lay_out
 from qkv.model.transformer import Model
 from qkv.schema import UserError, listed
 
-ARCHITECTURES = (DISTILBERT, BERT, ROFORMER, GPT2, LLAMA, MARIAN, MARIAN_OF_TWO, PEGASUS, BART, T5)
+ARCHITECTURES = (*ENCODERS, *DECODERS, *TRANSLATORS)
 # What older files hold beside weights: counters and masks, and a table of T5's that nothing reads.
 LEFTOVERS = re.compile(
     r"(position_ids|\.attn\.(masked_)?bias|rotary_emb\.inv_freq|EncDecAttention\.relative_attention_bias\.weight)$"
@@ -42,13 +43,8 @@ class Written:
 def read_model(folder: Folder) -> tuple[Model, ModelConfig]:
     """The model in a Hugging Face folder, with its weights in float32."""
     architecture = _architecture(folder)
-    declared = listed(folder.config.get("architectures") or ())
-    labels = folder.config.get("id2label")
-    graded = folder.config.get("problem_type") == "regression" or (isinstance(labels, dict) and len(labels) == 1)
-    unlikely = "classes" if graded else "grade"
-    variants = sorted(architecture.variants, key=lambda v: (v.name != declared, v.head == unlikely))  # a stable sort
     problems = []
-    for variant in variants:
+    for variant in _likeliest_first(folder, architecture):
         config = _read_config(folder, architecture, variant)
         model = lay_out(config)
         problem = _misfit(folder, architecture, variant, config, model)
@@ -68,12 +64,15 @@ def write_model(model: Model, config: ModelConfig, carried: Mapping[str, Any] | 
     own, tensors = model.state_dict(), {}
     for name, weight in lay_out(theirs).state_dict().items():
         rule, foreign = _rule(name, architecture, variant)
-        ours = own[name].detach() if name in own else torch.zeros(weight.shape)
+        ours = own[name].detach() if name in own else _added(name, weight, own)
         for their_name, tensor in zip(foreign, rule.write(ours, theirs.resolve()), strict=True):
             tensors[their_name.replace("@", prefix)] = tensor.contiguous()
-    if architecture.writes_fixed:
-        for name, table in architecture.fixed.items():
-            tensors[name.replace("@", prefix)] = table(theirs.resolve())
+    if variant.name not in architecture.recomputed_by:
+        for name, size in architecture.sinusoids.items():
+            tensors[name.replace("@", prefix)] = sinusoid(*size(theirs.resolve()))
+    for idle, name in architecture.idle.items():
+        if name.replace("@", prefix) in tensors:
+            tensors[idle.replace("@", prefix)] = tensors[name.replace("@", prefix)].clone()
     return Written(variant.name, _write_config(theirs, architecture, variant, carried or {}), tensors)
 
 
@@ -95,6 +94,14 @@ def _architecture(folder: Folder) -> Architecture:
     return fitting[0]
 
 
+def _likeliest_first(folder: Folder, architecture: Architecture) -> list[Variant]:
+    """The classes a folder may hold: the one it declares, then the others; grades where there is one label only."""
+    declared, labels = folder.config.get("architectures"), folder.config.get("id2label")
+    graded = folder.config.get("problem_type") == "regression" or (isinstance(labels, dict) and len(labels) == 1)
+    unlikely = "classes" if graded else "grade"
+    return sorted(architecture.variants, key=lambda v: (declared != [v.name], v.head == unlikely))
+
+
 def _tied(their_config: Mapping[str, Any], architecture: Architecture) -> str | None:
     """Our name for how their embeddings are tied."""
     for tied, said in architecture.tied.items():
@@ -110,7 +117,7 @@ def _read_config(folder: Folder, architecture: Architecture, variant: Variant) -
     for ours, theirs in architecture.keys.items():
         values = [_value(folder.config, architecture, key) for key in theirs]
         present = [value for value in values if value is not None]
-        if any(value != present[0] for value in present):
+        if any(value != present[0] for value in present[1:]):
             found = listed(f"{key} = {value}" for key, value in zip(theirs, values, strict=True))
             raise UserError(f"{where}: {found}; qkv has one value for both")
         if present:
@@ -119,14 +126,17 @@ def _read_config(folder: Folder, architecture: Architecture, variant: Variant) -
         table["context"] += architecture.context_offset
     for key in architecture.activation:
         name = _value(folder.config, architecture, key)
-        if name not in ACTIVATIONS:
+        if not isinstance(name, str) or name not in ACTIVATIONS:
             raise UserError(f"{where}: {key} = {name!r} has no part in qkv; accepted: {listed(ACTIVATIONS)}")
         table["activation"] = ACTIVATIONS[name]
     table["pooler"] = table["activation"] if variant.pooler == "activation" else variant.pooler
     if "text.output" in variant.weights and variant.head == "classes":
         shape = folder.shapes.get(variant.weights["text.output"].names[0] + ".weight", ())
         table["classes"] = shape[0] if shape else 2
-    return ModelConfig.read(table, where)
+    config = ModelConfig.read(table, where)
+    if not config.vocabulary:
+        raise UserError(f"{where}: {architecture.keys['vocabulary'][0]} = 0: must be at least 1")
+    return config
 
 
 def _value(their_config: Mapping[str, Any], architecture: Architecture, key: str) -> Any:
@@ -156,10 +166,13 @@ def _found(folder: Folder, architecture: Architecture) -> dict[str, str]:
 
     Files differ in whether they write the prefix; the oldest call a norm's weight and bias gamma and beta.
     """
-    found = {}
+    found: dict[str, str] = {}
     for name in folder.shapes:
         modern = name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
-        found[modern.removeprefix(architecture.body)] = name
+        plain = modern.removeprefix(architecture.body)
+        if plain in found:
+            raise UserError(f"{folder.path}: {name!r} and {found[plain]!r} are two tensors for one place")
+        found[plain] = name
     return found
 
 
@@ -176,7 +189,8 @@ def _misfit(
     missing = [name for name in expected if name not in found]
     if missing:
         return f"no tensor {missing[0]!r}{_more(missing)}, which {variant.name} needs"
-    known = {name.replace("@", "") for name in (*expected, *architecture.fixed, *architecture.aliases)}
+    others = (*architecture.sinusoids, *architecture.aliases, *architecture.idle)
+    known = {name.replace("@", "") for name in (*expected, *others)}
     surplus = [name for name in found if name not in known and not LEFTOVERS.search(name)]
     if surplus:
         return f"a tensor {surplus[0]!r}{_more(surplus)}, for which {variant.name} has no place"
@@ -206,10 +220,16 @@ def _fill(folder: Folder, architecture: Architecture, variant: Variant, config: 
         is_a_copy = second in found and first in found and second not in _own_names(architecture, variant, model)
         if is_a_copy and not torch.equal(folder.tensor(found[second]), folder.tensor(found[first])):
             raise UserError(f"{folder.path}: {second} differs from {first}, but config.json says that they are one")
-    for name, table in architecture.fixed.items():
-        stored = found.get(name.replace("@", ""))
-        if stored and not torch.allclose(folder.tensor(stored).float(), table(config.resolve()), atol=1e-3):
+    for name, size in architecture.sinusoids.items():
+        stored, sizes = found.get(name.replace("@", "")), size(config.resolve())
+        if stored is None:
+            continue
+        if folder.shapes[stored] != sizes or not _close(folder.tensor(stored), sinusoid(*sizes)):
             raise UserError(f"{folder.path}: {stored} is not the table of sinusoids; a trained one has no part in qkv")
+
+
+def _close(stored: Tensor, expected: Tensor) -> bool:
+    return torch.allclose(stored.float(), expected, atol=1e-3)
 
 
 def _own_names(architecture: Architecture, variant: Variant, model: Model) -> set[str]:
@@ -225,8 +245,8 @@ def _exit(config: ModelConfig) -> tuple[Architecture, Variant]:
                 problems = list(_problems(config.resolve(), architecture, variant))
                 if not problems:
                     return architecture, variant
-                misfits.append((len(problems), variant.name, problems))
-    _, name, problems = min(misfits)
+                misfits.append((variant.head != config.resolve().head, len(problems), variant.name, problems))
+    _, _, name, problems = min(misfits)
     raise UserError(
         f"no Hugging Face architecture has these parts; the nearest is {name}, which needs {listed(problems)}"
     )
@@ -248,17 +268,30 @@ def _problems(c: ModelConfig, architecture: Architecture, variant: Variant) -> I
     for key, value in needed.items():
         if key not in free and getattr(c, key) != value:
             yield f"{key} = {value!r} (here {getattr(c, key)!r})"
-    if c.tied not in architecture.tied and (c.family == "encoder-decoder" or "words" in needed["head"]):
+    tied_matters = c.family == "encoder-decoder" or c.head in ("words", "pretraining")
+    if tied_matters and _their_tied(c.tied, architecture) is None:
         yield f"tied = {listed(architecture.tied)} (here {c.tied!r})"
     if architecture.activation and c.activation not in ACTIVATIONS.values():
         yield f"activation = {listed(dict.fromkeys(ACTIVATIONS.values()))} (here {c.activation!r})"
 
 
+def _their_tied(tied: str, architecture: Architecture) -> str | None:
+    """How a model leaves: as it is tied, or, where only its inputs are one table, as two equal ones."""
+    possible = [tied, "none"] if tied == "inputs" else [tied]
+    return next((choice for choice in possible if choice in architecture.tied), None)
+
+
 def _with_their_weights(config: ModelConfig, architecture: Architecture) -> ModelConfig:
     """The config with the weights that they have in any case and ours may lack: a bias for words, one segment."""
+    tied = _their_tied(config.tied, architecture) or config.tied
     segments = config.segments or int("segments" in architecture.keys)
     output_bias = config.output_bias or bool(architecture.parts["output_bias"])
-    return config.replace(segments=segments, output_bias=output_bias)
+    return config.replace(segments=segments, output_bias=output_bias, tied=tied)
+
+
+def _added(name: str, weight: Tensor, own: Mapping[str, Tensor]) -> Tensor:
+    """A weight that they have and ours has not: the one input table once more, or zeros, which change nothing."""
+    return own["embedding.table_VD"].clone() if name == "target.table_VD" else torch.zeros(weight.shape)
 
 
 def _write_config(
@@ -266,7 +299,11 @@ def _write_config(
 ) -> dict[str, Any]:
     """Their config.json. Keys that older readers know by another place or demand to see are written out too."""
     full = config.resolve()
-    written: dict[str, Any] = {**carried, "model_type": architecture.kind, "architectures": [variant.name]}
+    written: dict[str, Any] = {
+        **copy.deepcopy(dict(carried)),
+        "model_type": architecture.kind,
+        "architectures": [variant.name],
+    }
     written |= {"dtype": "float32", "is_encoder_decoder": full.family == "encoder-decoder", **architecture.demands}
     for ours, theirs in architecture.keys.items():
         written |= dict.fromkeys(theirs, getattr(full, ours))

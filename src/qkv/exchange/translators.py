@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from qkv.exchange.architectures import BOTH, POST, PRE, Architecture, Table, Variant, names
-from qkv.exchange.rules import as_row, qkv, rolled, same, sinusoid
+from dataclasses import replace
 
-_SHARED = {"all": {"tie_word_embeddings": True}, "inputs": {"tie_word_embeddings": False}}
+from qkv.exchange.architectures import BOTH, POST, PRE, Architecture, Table, Variant, names
+from qkv.exchange.rules import as_row, qkv, rolled, same
+
 _SIZES = names(
     vocabulary="vocab_size", width="d_model", heads="encoder_attention_heads decoder_attention_heads",
     layers="encoder_layers", decoder_layers="decoder_layers", feedforward="encoder_ffn_dim decoder_ffn_dim",
@@ -59,7 +60,25 @@ _WEIGHTS: Table = {
     "words.bias": as_row("final_logits_bias"),
     "words.weight": same("lm_head.weight"),
 }
-_FIXED = {f"@{side}.embed_positions.weight": lambda c: sinusoid(c.context, c.width) for side in ("encoder", "decoder")}
+_SINUSOIDS = {f"@{side}.embed_positions.weight": lambda c: (c.context, c.width) for side in ("encoder", "decoder")}
+
+_TIED = {"all": {"tie_word_embeddings": True}}
+_OWN_TABLES = {
+    "embedding.table_VD": same("@encoder.embed_tokens.weight"),
+    "target.table_VD": same("@decoder.embed_tokens.weight"),
+}
+
+
+def _untied(architecture: Architecture) -> Architecture:
+    """The same with three tables of words. Their files then hold a fourth, `shared`, that nothing reads."""
+    return replace(
+        architecture,
+        tied={"none": {**architecture.tied["all"], "tie_word_embeddings": False}},
+        weights=architecture.weights | _OWN_TABLES,
+        aliases={},
+        idle={"@shared.weight": "@encoder.embed_tokens.weight"},
+    )
+
 
 MARIAN = Architecture(
     kind="marian",
@@ -67,35 +86,24 @@ MARIAN = Architecture(
     variants=(Variant("MarianModel", "none"), Variant("MarianMTModel", "words")),
     parts={**_PARTS, **POST, "positions": "sinusoidal", "embedding_norm": False},
     keys={**_SIZES, "context": ("max_position_embeddings",)},
-    defaults={**_DEFAULTS, "vocab_size": 58101, "share_encoder_decoder_embeddings": True},
+    defaults={**_DEFAULTS, "vocab_size": 58101, "share_encoder_decoder_embeddings": True, "decoder_vocab_size": None},
     demands={"normalize_before": False},
     activation=("activation_function",),
     weights=_WEIGHTS,
-    tied={tied: {**said, "share_encoder_decoder_embeddings": True} for tied, said in _SHARED.items()},
-    fixed=_FIXED,
-    writes_fixed=False,
+    tied={"all": {"tie_word_embeddings": True, "share_encoder_decoder_embeddings": True}},
+    sinusoids=_SINUSOIDS,
+    recomputed_by=("MarianMTModel",),
     aliases=_ALIASES,
 )
-MARIAN_OF_TWO = Architecture(  # a vocabulary for each side
-    kind="marian",
-    body="model.",
-    variants=MARIAN.variants,
-    parts=MARIAN.parts,
+MARIAN_UNTIED = _untied(MARIAN)
+MARIAN_OF_TWO = replace(  # a vocabulary for each side
+    MARIAN,
     keys={**MARIAN.keys, "target_vocabulary": ("decoder_vocab_size",)},
-    defaults={**MARIAN.defaults, "decoder_vocab_size": None},
-    demands=MARIAN.demands,
-    activation=MARIAN.activation,
-    weights={
-        **_WEIGHTS,
-        "embedding.table_VD": same("@encoder.embed_tokens.weight"),
-        "target.table_VD": same("@decoder.embed_tokens.weight"),
-    },
+    weights=_WEIGHTS | _OWN_TABLES,
     tied={
         "output": {"tie_word_embeddings": True, "share_encoder_decoder_embeddings": False},
         "none": {"tie_word_embeddings": False, "share_encoder_decoder_embeddings": False},
     },
-    fixed=_FIXED,
-    writes_fixed=False,
     aliases={"lm_head.weight": "@decoder.embed_tokens.weight"},
 )
 PEGASUS = Architecture(
@@ -108,10 +116,11 @@ PEGASUS = Architecture(
     demands={},
     activation=("activation_function",),
     weights=_WEIGHTS,
-    tied=_SHARED,
-    fixed=_FIXED,
+    tied=_TIED,
+    sinusoids=_SINUSOIDS,
     aliases=_ALIASES,
 )
+PEGASUS_UNTIED = _untied(PEGASUS)
 BART = Architecture(
     kind="bart",
     body="model.",
@@ -122,10 +131,11 @@ BART = Architecture(
     demands={"normalize_before": False},
     activation=("activation_function",),
     weights=_WEIGHTS,
-    tied=_SHARED,
+    tied=_TIED,
     context_offset=2,
     aliases=_ALIASES,
 )
+BART_UNTIED = _untied(BART)
 
 
 def _t5_stack(side: str) -> Table:
@@ -175,10 +185,12 @@ T5 = Architecture(
         **_t5_stack("decoder"),
         "words.weight": same("lm_head.weight"),
     },
-    tied=_SHARED,
+    tied=_TIED | {"inputs": {"tie_word_embeddings": False}},
     aliases={
         "encoder.embed_tokens.weight": "shared.weight",
         "decoder.embed_tokens.weight": "shared.weight",
         "lm_head.weight": "shared.weight",
     },
 )  # fmt: skip
+
+TRANSLATORS = (MARIAN, MARIAN_UNTIED, MARIAN_OF_TWO, PEGASUS, PEGASUS_UNTIED, BART, BART_UNTIED, T5)
