@@ -86,6 +86,6 @@ def make_folder(path: Path, task: str, seed: int = 1, **changes: Any) -> Path:
         names["decoder_start_token_id"] = IDS["[PAD]"]
     written = write_model(model, config, json.loads(json.dumps(names)))
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 31, **SPECIAL, "eos_token": "</s>"}
-    texts = {"tokenizer.json": tokenizer(task).to_str(), "tokenizer_config.json": json.dumps(about)}
-    write_folder(path, config=written.config, generation={}, tensors=written.tensors, texts=texts)
+    files = {"tokenizer.json": tokenizer(task).to_str().encode(), "tokenizer_config.json": json.dumps(about).encode()}
+    write_folder(path, config=written.config, generation={}, tensors=written.tensors, files=files)
     return path

@@ -84,8 +84,8 @@ def test_replace_checks_again() -> None:
         ("layers", 4.0, "a whole number, at least 1 and at most 1,000"),
         ("layers", None, "a whole number, at least 1 and at most 1,000"),
         ("layers", [4], "a whole number, at least 1 and at most 1,000"),
-        ("norm_eps", "1", "a number, at least 0.0 and at most 1.0"),
-        ("norm_eps", True, "a number, at least 0.0 and at most 1.0"),
+        ("norm_eps", "1", "a number, more than 0.0 and at most 1.0"),
+        ("norm_eps", True, "a number, more than 0.0 and at most 1.0"),
         ("norm_eps", float("nan"), "at least 0.0 and at most 1.0"),
         ("norm_eps", float("inf"), "at least 0.0 and at most 1.0"),
         ("norm_eps", -float("inf"), "at least 0.0 and at most 1.0"),
@@ -120,9 +120,9 @@ def test_only_finite_numbers_are_numbers(value: float) -> None:
 
 
 def test_a_whole_number_is_a_number() -> None:
-    """The only conversion there is: TOML's 0 where 0.0 is meant."""
-    epsilon = ModelConfig.read({"norm_eps": 0}).norm_eps
-    assert (type(epsilon), epsilon) == (float, 0.0)
+    """The only conversion there is: TOML's 1 where 1.0 is meant."""
+    epsilon = ModelConfig.read({"norm_eps": 1}).norm_eps
+    assert (type(epsilon), epsilon) == (float, 1.0)
 
 
 # Sentences
@@ -172,11 +172,11 @@ def test_a_whole_number_is_a_number() -> None:
         ),
         (
             {"model": {"decoder_layers": 3}},
-            "[model] decoder_layers = 3 is for family = 'encoder-decoder'; family is 'encoder'",
+            "[model] decoder_layers = 3 is for family = encoder-decoder; family is 'encoder'",
         ),
         (
             {"model": {"target_vocabulary": 11}},
-            "[model] target_vocabulary = 11 is for family = 'encoder-decoder'; family is 'encoder'",
+            "[model] target_vocabulary = 11 is for family = encoder-decoder; family is 'encoder'",
         ),
         (
             {"task": "complete", "model": {"family": "decoder", "head": "pretraining"}},
@@ -374,7 +374,7 @@ def _values(cls: type[Section], name: str) -> st.SearchStrategy[Any]:
     """All values one key accepts by itself."""
     field = cls.model_fields[name]
     kind: Any = field.annotation
-    limits = {word: getattr(m, word) for m in field.metadata for word in ("ge", "le", "lt") if hasattr(m, word)}
+    limits = {word: getattr(m, word) for m in field.metadata for word in ("ge", "gt", "le", "lt") if hasattr(m, word)}
     if get_args(kind):
         return st.sampled_from(get_args(kind))
     if kind is bool:
@@ -384,7 +384,8 @@ def _values(cls: type[Section], name: str) -> st.SearchStrategy[Any]:
     if kind is int:
         return st.integers(limits["ge"], limits["le"] if "le" in limits else limits["lt"] - 1)
     assert kind is float, f"no strategy for {kind}"
-    return st.floats(limits["ge"], limits.get("le", limits.get("lt")), exclude_max="lt" in limits)
+    low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
+    return st.floats(low, high, exclude_min="gt" in limits, exclude_max="lt" in limits)
 
 
 def _tables(cls: type[Section]) -> st.SearchStrategy[dict[str, Any]]:

@@ -30,7 +30,7 @@ Change = Callable[[Path], object]
 
 def good(path: Path, **changes: Any) -> Path:
     """A small folder, written by our own hand."""
-    parts = {"config": CONFIG, "generation": {}, "tensors": TENSORS, "texts": {"tokenizer.json": "{}"}}
+    parts = {"config": CONFIG, "generation": {}, "tensors": TENSORS, "files": {"tokenizer.json": b"{}"}}
     write_folder(path, **{**parts, **changes})
     return path
 
@@ -197,8 +197,8 @@ def test_round_trip(tmp_path: Path) -> None:
     kinds = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
     tensors = {f"{kind}": torch.randn(3, 5).to(kind) for kind in kinds}
     tensors |= {"one": torch.tensor(1.5), "none": torch.ones(0, 3)}
-    texts = {"README.md": "Grüße\n", "tokenizer.json": "{}"}
-    path = good(tmp_path / "new", tensors=tensors | {"turned": torch.ones(2, 3).t()}, generation={"b": 1}, texts=texts)
+    files = {"README.md": "Grüße\n".encode(), "tokenizer.json": b"{}"}
+    path = good(tmp_path / "new", tensors=tensors | {"turned": torch.ones(2, 3).t()}, generation={"b": 1}, files=files)
     folder = open_folder(path)
     same(folder, tensors | {"turned": torch.ones(3, 2)})
     assert (folder.config, folder.generation, folder.tokenizer) == (CONFIG, {"b": 1}, path / "tokenizer.json")
@@ -211,7 +211,7 @@ def test_round_trip(tmp_path: Path) -> None:
 
 
 def test_a_mapped_tensor_outlives_the_folder_and_leaves_the_file_alone(tmp_path: Path) -> None:
-    path = good(tmp_path / "folder", generation={}, texts={})
+    path = good(tmp_path / "folder", generation={}, files={})
     assert not (path / "generation_config.json").exists()
     folder = open_folder(path)
     assert (folder.generation, folder.tokenizer) == ({}, None)
@@ -294,9 +294,9 @@ def test_a_place_that_is_taken_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("name", ["../a", "a/b", "", ".", "..", "/a", "a\0", "config.json", WEIGHTS, INDEX])
-def test_names_of_texts_are_plain_and_new(name: str, tmp_path: Path) -> None:
+def test_names_of_files_are_plain_and_new(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"accepted: the plain name of a file that this folder does not have yet"):
-        good(tmp_path / "new", texts={name: ""})
+        good(tmp_path / "new", files={name: b""})
     assert list(tmp_path.iterdir()) == []
 
 
@@ -315,12 +315,12 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"4,294,967,296\.0 MiB are needed and [\d,.]+ MiB are free there; "):
         good(tmp_path / "new", tensors={"w": torch.zeros(1).expand(2**50)})
     (tmp_path / "empty").mkdir()
-    for name, texts in {"new": {}, "empty": {"README.md": "long" * 500_000}}.items():
+    for name, files in {"new": {}, "empty": {"README.md": b"long" * 500_000}}.items():
         with (
             files_of_at_most(1_000_000),
             pytest.raises(UserError, match=rf"{name}: cannot be written: .*File too large.* MiB are needed"),
         ):
-            good(tmp_path / name, tensors={"w": torch.zeros(500_000)}, texts=texts)
+            good(tmp_path / name, tensors={"w": torch.zeros(500_000)}, files=files)
     with pytest.raises(UserError, match=r"x: cannot be written: .*File name too long"):
         good(tmp_path / ("x" * 250))
     assert [*tmp_path.rglob("*")] == [tmp_path / "empty"]
@@ -364,7 +364,7 @@ WRITER = """
 import itertools, pathlib, sys, torch
 from qkv.exchange.folder import write_folder
 for n in itertools.count(1):
-    parts = {"config": {"n": n}, "generation": {"n": n}, "texts": {"README.md": "x" * 1000}}
+    parts = {"config": {"n": n}, "generation": {"n": n}, "files": {"README.md": b"x" * 1000}}
     write_folder(pathlib.Path(sys.argv[1], f"out-{n}"), tensors={"w": torch.full((200_000,), n)}, **parts)
 """
 

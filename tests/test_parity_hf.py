@@ -302,7 +302,9 @@ def test_a_file_comes_back_bit_by_bit(name: str, settings: Settings, tmp_path: P
     assert changed <= (UNREAD if untied else set())
     said = json.loads((tmp_path / "config.json").read_text())
     implied = {"is_encoder_decoder": False, "position_embedding_type": "absolute", "normalize_before": False,
-               "rope_scaling": None, **token_ids(theirs)}  # fmt: skip
+               "rope_scaling": None, "is_causal": True, **token_ids(theirs)}  # fmt: skip
+    if name.startswith("T5"):
+        implied.setdefault("decoder_start_token_id", 0)
     if "num_labels" in settings:
         regression = settings["num_labels"] == 1
         implied["problem_type"] = "regression" if regression else "single_label_classification"
@@ -315,7 +317,7 @@ def test_a_file_comes_back_bit_by_bit(name: str, settings: Settings, tmp_path: P
 def exported(model: Model, config: ModelConfig, carried: Settings, path: Path, **arguments: Any) -> Any:
     """Our model as their loader gives it back from the folder we write, nothing missing and nothing left over."""
     written = write_model(model, config, carried)
-    write_folder(path, config=written.config, generation={}, tensors=written.tensors, texts={})
+    write_folder(path, config=written.config, generation={}, tensors=written.tensors, files={})
     theirs, report = getattr(transformers, written.name).from_pretrained(path, output_loading_info=True, **arguments)
     assert {what: list(names) for what, names in report.items() if names} == {}
     return theirs.eval()

@@ -150,7 +150,7 @@ def sorter(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
         "n_layer": 3, "n_head": 3, "activation_function": "gelu_new", "tie_word_embeddings": False,
     }  # fmt: skip
     folder = tmp_path_factory.mktemp("sorter") / "folder"
-    write_folder(folder, config=said, generation={}, tensors=tensors, texts={})
+    write_folder(folder, config=said, generation={}, tensors=tensors, files={})
     model, _ = read_model(open_folder(folder))
     weights_that_count = sum(weight.numel() for name, weight in weights.items() if not name.endswith(".attn.bias"))
     assert sum(weight.numel() for weight in model.parameters()) == weights_that_count

@@ -38,6 +38,12 @@ HEADS_OF_FAMILY: dict[Family, tuple[Head, ...]] = {
     "decoder": ("none", "words", "classes", "grade"),
     "encoder-decoder": ("none", "words"),
 }
+ONLY_FOR: tuple[tuple[str, tuple[Family, ...], object], ...] = (  # key, families that have it, value of the others
+    ("decoder_layers", ("encoder-decoder",), 0),
+    ("target_vocabulary", ("encoder-decoder",), 0),
+    ("segments", ("encoder",), 0),
+    ("pooler", ("encoder", "decoder"), "none"),
+)
 
 
 class ModelConfig(Section):
@@ -78,7 +84,7 @@ class ModelConfig(Section):
     norm_place: NormPlace = key(
         "post", "Normalise after each residual (2017, BERT) or before each part (GPT-2, Llama)."
     )
-    norm_eps: float = key(1e-5, "Small number added to the variance inside a norm.", ge=0.0, le=1.0)
+    norm_eps: float = key(1e-5, "Small number added to the variance inside a norm.", gt=0.0, le=1.0)
     final_norm: FinalNorm = key("auto", "One more norm after the last layer; auto: only where norm_place is pre.")
     embedding_norm: bool = key(False, "Normalise the sum of the embeddings, as BERT and BART do.")
     embedding_scale: bool = key(False, "Multiply token embeddings by sqrt(width), as the 2017 paper does.")
@@ -133,10 +139,12 @@ class ModelConfig(Section):
 
     def _family_problem(self) -> str | None:
         full = self.resolve()
-        for name in ("decoder_layers", "target_vocabulary"):
-            if self.family != "encoder-decoder" and getattr(self, name):
-                value = getattr(self, name)
-                return f"{name} = {value} is for family = 'encoder-decoder'; family is {self.family!r}"
+        for name, families, unset in ONLY_FOR:
+            value = getattr(self, name)
+            if self.family not in families and value != unset:
+                return f"{name} = {value!r} is for family = {' or '.join(families)}; family is {self.family!r}"
+        if self.tied == "inputs" and self.family != "encoder-decoder":
+            return f"tied = 'inputs' is for family = encoder-decoder; family is {self.family!r}"
         one_table = self.tied in ("all", "inputs") and full.family == "encoder-decoder"
         if one_table and full.target_vocabulary != full.vocabulary:
             sizes = f"vocabulary = {full.vocabulary} and target_vocabulary = {full.target_vocabulary}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import importlib
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +11,16 @@ from torch import Tensor
 
 from qkv import __version__
 from qkv.config import ModelConfig
+from qkv.exchange import peer
 from qkv.exchange.folder import open_folder, write_folder
 from qkv.exchange.hf import Written, read_model, write_model
+from qkv.exchange.names import carried
 from qkv.model.transformer import EncoderDecoder, Model
+from qkv.schema import UserError
 
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
-    "vocab.json", "merges.txt",
+    "vocab.json", "merges.txt", "source.spm", "target.spm", "spiece.model", "tokenizer.model",
 )  # fmt: skip
 LENGTHS = (7, 13, 16)  # tokens of the texts that are compared
 
@@ -34,22 +35,29 @@ class Certificate:
     largest: float  # the largest score, to judge the difference by
     scores: int
 
+    def must_hold(self) -> None:
+        """An export that is another model is not written."""
+        if not self.difference <= 1e-4 * max(1.0, self.largest):  # also where it is not a number
+            sizes = f"{self.difference:.2e}, where the largest score is {self.largest:.3g}"
+            raise UserError(f"{self.architecture} is not the same model by {self.peer}: scores differ by {sizes}")
+
 
 def export_hf(run: Path, target: Path) -> Certificate:
     """Write the model in `run` as a Hugging Face folder. It is loaded and compared before the folder appears."""
     source = open_folder(run)
     model, config = read_model(source)
-    written = write_model(model.eval(), config, source.config)
-    texts = {name: text for name in TOKENIZER_FILES if (text := source.text(name)) is not None}
+    written = write_model(model.eval(), config, carried(source.config, config))
+    files = {name: content for name in TOKENIZER_FILES if (content := source.content(name)) is not None}
     certificates = []
 
     def try_out(folder: Path) -> str:
         certificates.append(certify(model, config, written, folder))
+        certificates[0].must_hold()
         return _card(run.name, config, written, certificates[0])
 
     generation = source.generation
     write_folder(
-        target, config=written.config, generation=generation, tensors=written.tensors, texts=texts, last=try_out
+        target, config=written.config, generation=generation, tensors=written.tensors, files=files, last=try_out
     )
     return certificates[0]
 
@@ -57,14 +65,14 @@ def export_hf(run: Path, target: Path) -> Certificate:
 @torch.no_grad()
 def certify(model: Model, config: ModelConfig, written: Written, folder: Path) -> Certificate:
     """Scores of the model and of the folder for the same tokens; by `transformers` where it is installed."""
-    texts = [_tokens(length, config.vocabulary) for length in LENGTHS]
+    texts = [_tokens(min(length, config.context - 2) or 1, config.vocabulary) for length in LENGTHS]
     ours = torch.cat([_scores(model, tokens) for tokens in texts])
-    if importlib.util.find_spec("transformers"):
-        theirs, peer = _their_scores(written.name, folder, texts)
+    if peer.is_installed():
+        theirs, witness = peer.their_scores(written.name, folder, texts)
     else:
         again = read_model(open_folder(folder))[0].eval()
-        theirs, peer = torch.cat([_scores(again, tokens) for tokens in texts]), f"qkv {__version__}, read back"
-    return Certificate(written.name, peer, (ours - theirs).abs().max().item(), ours.abs().max().item(), ours.numel())
+        theirs, witness = torch.cat([_scores(again, tokens) for tokens in texts]), f"qkv {__version__}, read back"
+    return Certificate(written.name, witness, (ours - theirs).abs().max().item(), ours.abs().max().item(), ours.numel())
 
 
 def _tokens(length: int, vocabulary: int) -> Tensor:
@@ -76,24 +84,10 @@ def _scores(model: Model, tokens_1L: Tensor) -> Tensor:
     """All that the model's heads say about a text, in one row; its hidden states where it has no head."""
     hidden_1LD = model(tokens_1L, tokens_1L) if isinstance(model, EncoderDecoder) else model(tokens_1L)
     said = [model.logits(hidden_1LD)] if model.words is not None else []
-    if model.text is not None and model.text.output is not None:
+    if model.text is not None:
         said.append(model.text(hidden_1LD))
-    return torch.cat([part.flatten() for part in said or [hidden_1LD]])
-
-
-def _their_scores(name: str, folder: Path, texts: list[Tensor]) -> tuple[Tensor, str]:
-    """The same by `transformers`, in its own class, loaded from the folder as any user would."""
-    transformers = importlib.import_module("transformers")
-    transformers.utils.logging.disable_progress_bar()
-    model = getattr(transformers, name).from_pretrained(folder, local_files_only=True).eval()
-    scores = []
-    for tokens in texts:
-        target = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
-        said = model(input_ids=tokens, **target)
-        fields = ("prediction_logits", "seq_relationship_logits", "logits", "last_hidden_state")
-        present = [said[field] for field in fields if field in said]
-        scores += [part.flatten() for part in (present[:2] if name.endswith("ForPreTraining") else present[:1])]
-    return torch.cat(scores), f"transformers {transformers.__version__}"
+    has_answer = model.words is not None or (model.text is not None and model.text.output is not None)
+    return torch.cat([part.flatten() for part in (said if has_answer else [hidden_1LD, *said])])
 
 
 def _card(source: str, config: ModelConfig, written: Written, certificate: Certificate) -> str:

@@ -42,13 +42,15 @@ class Cost:
     """Floating-point operations for one token at one length; a multiplication and an addition count as two."""
 
     length: int
-    prediction: int  # one forward pass
-    training: int  # forward and backward: three times that
+    prediction: int  # one forward pass, words at every position
+    training: int  # forward and backward: three times that, an encoder's words at the masked positions only
 
     @staticmethod
     def at(config: ModelConfig, length: int) -> Cost:
-        forward = sum(flops(config, length).values())
-        return Cost(length, forward, 3 * forward)
+        parts = flops(config, length)
+        forward, words = sum(parts.values()), parts["words"]
+        asked = round(MASKED_SHARE * words) if config.family == "encoder" else words
+        return Cost(length, forward, 3 * (forward - words + asked))
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,10 @@ def parameters(config: ModelConfig) -> dict[str, int]:
 
 
 def flops(config: ModelConfig, length: int) -> dict[str, int]:
-    """Operations of one forward pass for one token among `length`, by part. Matrix products only: the rest is small.
+    """Operations of one forward pass for one token among `length`, by part. Matrix products only: the rest is small,
+    and so is a text head, which works once for a whole text.
 
-    In an encoder-decoder: for one source and one target token together. Measured by `qkv lab cost`.
+    In an encoder-decoder: for one source and one target token together.
     """
     c = config.resolve()
     inner, keys = c.heads * c.head_width, c.kv_heads * c.head_width

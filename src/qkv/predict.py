@@ -6,6 +6,7 @@ B batch · L length · N rows · V vocabulary
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from qkv.config import ModelConfig
 from qkv.decode import greedy
+from qkv.exchange.names import Names
 from qkv.model.cache import Cache
 from qkv.model.heads import POOLS
 from qkv.model.transformer import Decoder, Encoder, EncoderDecoder, Model
@@ -57,17 +59,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Names:
-    """What a model's numbers are called outside: label names, and the ids that begin, end and fill."""
-
-    labels: tuple[str, ...] = ()
-    start: int | None = None  # first target token of an encoder-decoder
-    end: tuple[int, ...] = ()
-    never: tuple[int, ...] = ()  # ids that are never an answer
-
-
-@dataclass(frozen=True)
-class Batch:
+class Padded:
     """Texts of similar length side by side, padded on the right."""
 
     texts: list[str]
@@ -77,7 +69,7 @@ class Batch:
     keep_BL: Tensor
 
     @staticmethod
-    def of(texts: list[str], encoded: list[Encoded]) -> Batch:
+    def of(texts: list[str], encoded: list[Encoded]) -> Padded:
         length = max(len(one.ids) for one in encoded)
         shape = (len(encoded), length)
         tokens_BL, segments_BL = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
@@ -86,7 +78,7 @@ class Batch:
             tokens_BL[row, : len(one.ids)] = torch.tensor(one.ids, dtype=torch.long)
             segments_BL[row, : len(one.ids)] = torch.tensor(one.segments, dtype=torch.long)
             keep_BL[row, : len(one.ids)] = True
-        return Batch(texts, encoded, tokens_BL, segments_BL, keep_BL)
+        return Padded(texts, encoded, tokens_BL, segments_BL, keep_BL)
 
 
 class Predictor:
@@ -131,31 +123,40 @@ class Predictor:
         """A vector for each text (N, D): the mean of its tokens' last hidden states, the first ([CLS]) or the last."""
         if pool not in POOLS:
             raise UserError(f"pool = {pool!r}: must be one of {listed(POOLS)}")
-        vectors = self._in_batches(texts, lambda batch: list(POOLS[pool](self._hidden(batch), batch.keep_BL).numpy()))
+        cut: list[str] = []
+
+        def pooled(batch: Padded) -> list[NDArray[np.float32]]:
+            cut.extend(text for text, one in zip(batch.texts, batch.encoded, strict=True) if one.cut)
+            return list(POOLS[pool](self._hidden(batch), batch.keep_BL).numpy())
+
+        vectors = self._in_batches(texts, pooled)
+        if cut:
+            warnings.warn(f"{len(cut)} of {len(texts)} texts were cut to fit, first {cut[0][:40]!r}", stacklevel=2)
         return np.stack(vectors) if vectors else np.zeros((0, self.config.width), np.float32)
 
     @torch.no_grad()
-    def _in_batches(self, texts: Sequence[str], answer: Callable[[Batch], list[T]], room: int = 0) -> list[T]:
+    def _in_batches(self, texts: Sequence[str], answer: Callable[[Padded], list[T]], room: int = 0) -> list[T]:
         """Answers in the order of the texts, computed shortest first in batches of bounded size.
 
         `room` is how many tokens must still fit after a text; such a text is cut on the left: its end matters more.
         """
         limit = None
         if self.config.positions == "learned":
-            limit = self.config.context - room
+            positions = self.names.longest or self.config.context
+            limit = positions - room
             if limit < 1:
-                raise UserError(f"max_tokens = {room} leaves no room: this model has {self.config.context} positions")
+                raise UserError(f"max_tokens = {room} leaves no room: this model has {positions} positions")
         encoded = self.tokenizer.encode(texts, limit, cut="left" if room else "right")
         for number, one in enumerate(encoded, 1):
             if not one.ids:
                 raise UserError(f"text {number} is empty: this model needs at least one token to go on from")
         answers: dict[int, T] = {}
         for numbers in _batches([len(one.ids) for one in encoded]):
-            batch = Batch.of([texts[n] for n in numbers], [encoded[n] for n in numbers])
+            batch = Padded.of([texts[n] for n in numbers], [encoded[n] for n in numbers])
             answers.update(zip(numbers, answer(batch), strict=True))
         return [answers[n] for n in range(len(texts))]
 
-    def _hidden(self, batch: Batch) -> Tensor:
+    def _hidden(self, batch: Padded) -> Tensor:
         if isinstance(self.model, EncoderDecoder):
             return self.model.encode(batch.tokens_BL, batch.keep_BL)
         if isinstance(self.model, Encoder) and self.config.segments:
@@ -163,7 +164,7 @@ class Predictor:
             return self.model(batch.tokens_BL, batch.keep_BL, segments_BL=segments_BL)
         return self.model(batch.tokens_BL, batch.keep_BL)
 
-    def _judge(self, batch: Batch) -> list[Prediction]:
+    def _judge(self, batch: Padded) -> list[Prediction]:
         """A label with probabilities, or a grade."""
         assert self.model.text is not None
         scores_BC = self.model.text(self._hidden(batch), batch.keep_BL)
@@ -179,34 +180,38 @@ class Predictor:
             answers.append(Prediction(text, best, dict(zip(labels, shares, strict=True)), cut=one.cut))
         return answers
 
-    def _fill(self, model: Encoder, batch: Batch, top: int) -> list[Prediction]:
+    def _fill(self, model: Encoder, batch: Padded, top: int) -> list[Prediction]:
         """Words for each mask, ranked; the output is the text with the likeliest ones put in."""
         mask = self.tokenizer.mask
         mask_id = self.tokenizer.id_of(mask) if mask else None
         places_BL = torch.eq(batch.tokens_BL, -1 if mask_id is None else mask_id)
         without = (~places_BL.any(1)).nonzero()
         if len(without):
-            text = batch.texts[int(without[0])]
-            raise UserError(f"{text[:60]!r} has no {mask or 'mask token'}; write it where a word is missing")
+            row = int(without[0])
+            where = " in the part of it that fits" if batch.encoded[row].cut else ""
+            found = f"{batch.texts[row][:60]!r} has no {mask or 'mask token'}{where}"
+            raise UserError(f"{found}; write it where a word is missing")
         shares_NV = model.logits(self._hidden(batch)[places_BL]).softmax(-1)
         best = shares_NV.topk(top)
         ranked = iter(zip(best.values.tolist(), best.indices.tolist(), strict=True))
         answers = []
         for text, one, masks in zip(batch.texts, batch.encoded, places_BL.sum(1).tolist(), strict=True):
-            output, sure, alternatives = text, 0.0, list[dict[str, Any]]()
-            for _ in range(masks):
+            pieces, output, sure, alternatives = text.split(str(mask)), "", 0.0, list[dict[str, Any]]()
+            for number in range(masks):
                 shares, ids = next(ranked)
                 words = [self.tokenizer.word(i) for i in ids]
-                output, sure = output.replace(str(mask), words[0], 1), sure + math.log(shares[0])
-                alternatives += [{"word": w, "probability": p} for w, p in zip(words, shares, strict=True)]
+                output, sure = output + pieces[number] + words[0], sure + math.log(shares[0])
+                ranking = zip(words, shares, strict=True)
+                alternatives += [{"mask": number + 1, "word": word, "probability": share} for word, share in ranking]
+            output += str(mask).join(pieces[masks:])
             answers.append(
                 Prediction(text, output=output, log_probability=sure, alternatives=alternatives, cut=one.cut)
             )
         return answers
 
-    def _answer(self, model: Decoder | EncoderDecoder, batch: Batch, max_tokens: int) -> list[Prediction]:
+    def _answer(self, model: Decoder | EncoderDecoder, batch: Padded, max_tokens: int) -> list[Prediction]:
         """The likeliest next tokens, one after the other: a continuation or a translation."""
-        logits_NV, cache = _begin(model, batch, self.names.start)
+        logits_NV, cache = _begin(model, batch, self.names)
 
         def step(tokens_N: Tensor, origin_N: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
             hidden_N1D, cache = model.step(tokens_N[:, None], cache.rows(origin_N))
@@ -228,14 +233,17 @@ class Predictor:
         ]
 
 
-def _begin(model: Decoder | EncoderDecoder, batch: Batch, start: int | None) -> tuple[Tensor, Cache]:
+def _begin(model: Decoder | EncoderDecoder, batch: Padded, names: Names) -> tuple[Tensor, Cache]:
     """Read the prompts or the sources: scores for the first new token (N, V), and the memory to go on from."""
     if isinstance(model, EncoderDecoder):
-        if start is None:
-            raise UserError("config.json names no decoder_start_token_id, with which a translation begins")
+        if names.start is None:
+            raise UserError("this model's config does not say with which token a translation begins")
         cache = model.start(model.encode(batch.tokens_BL, batch.keep_BL), batch.keep_BL)
-        hidden_N1D, cache = model.step(torch.full((len(batch.texts), 1), start), cache)
-        return model.logits(hidden_N1D[:, 0]), cache
+        hidden_N1D, cache = model.step(torch.full((len(batch.texts), 1), names.start), cache)
+        logits_NV = model.logits(hidden_N1D[:, 0])
+        if names.first is not None:
+            logits_NV = torch.full_like(logits_NV, -torch.inf).index_fill(1, torch.tensor([names.first]), 0.0)
+        return logits_NV, cache
     hidden_BLD, cache = model.step(batch.tokens_BL, model.start(len(batch.texts)), batch.keep_BL)
     return model.logits(POOLS["last"](hidden_BLD, batch.keep_BL)), cache
 

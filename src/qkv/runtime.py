@@ -46,6 +46,8 @@ def usable_cores() -> int:
 
 def memory_bytes() -> int:
     """Memory this process may use: the machine's, or less where a container sets a limit."""
+    if not hasattr(os, "sysconf"):
+        return sys.maxsize  # a system that does not say
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text()

@@ -24,7 +24,7 @@ class UserError(ValueError):
 
 
 def key(default: Any, sentence: str, unit: str = "", **limits: float) -> Any:
-    """Declare one recipe key: its default, what it means, what it is counted in and its limits (`ge`, `le`, `lt`)."""
+    """Declare one recipe key: its default, what it means, what it is counted in, its limits (`ge`, `gt`, `le`, ...)."""
     extra: dict[str, Any] = {"description": sentence, "json_schema_extra": {"unit": unit}, **limits}
     return Field(default, **extra)
 
@@ -145,7 +145,7 @@ def _accepted(section: type[Section], name: str) -> str:
     choices = [str(choice).lower() if isinstance(choice, bool) else choice for choice in get_args(field.annotation)]
     if choices:
         return f"one of {listed(choices)}"
-    words = {"ge": "at least", "le": "at most", "lt": "below"}
+    words = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "below"}
     limits = [f"{words[name]} {getattr(m, name):,}" for m in field.metadata for name in words if hasattr(m, name)]
     return " and ".join(limits)
 

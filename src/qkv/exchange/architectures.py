@@ -42,6 +42,7 @@ class Architecture:
     activation: tuple[str, ...]  # where they name the activation
     weights: Table
     tied: Mapping[str, Mapping[str, Any]]  # our `tied` -> their keys that say so
+    ids: Mapping[str, int | None] = field(default_factory=dict)  # special tokens where nobody names any; -1: the last
     sinusoids: Mapping[str, Callable[[ModelConfig], tuple[int, int]]] = field(default_factory=dict)  # tables, by size
     recomputed_by: tuple[str, ...] = ()  # classes that do not store these tables
     context_offset: int = 0  # rows of a position table that no input reaches
@@ -216,6 +217,7 @@ DISTILBERT = Architecture(
 
 GPT2 = Architecture(
     kind="gpt2",
+    ids={"bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
     body="transformer.",
     variants=(
         Variant("GPT2Model", "none"),
@@ -231,8 +233,12 @@ GPT2 = Architecture(
         "vocab_size": 50257, "n_positions": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12, "n_inner": None,
         "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True,
         "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
+        "is_causal": True,
     },
-    demands={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    demands={
+        "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False,
+        "is_causal": True,
+    },
     activation=("activation_function",),
     weights={
         "embedding.table_VD": same("@wte.weight"),
@@ -257,6 +263,7 @@ GPT2 = Architecture(
 _LLAMA = "@layers.{i}."
 LLAMA = Architecture(
     kind="llama",
+    ids={"bos_token_id": None, "eos_token_id": None, "pad_token_id": None},
     body="model.",
     variants=(
         Variant("LlamaModel", "none"),
@@ -274,11 +281,11 @@ LLAMA = Architecture(
         "num_hidden_layers": 32, "intermediate_size": 11008, "rms_norm_eps": 1e-6, "num_key_value_heads": None,
         "head_dim": None, "rope_parameters.rope_theta": 10_000.0, "rope_parameters.rope_type": "default",
         "rope_scaling": None, "hidden_act": "silu", "tie_word_embeddings": False, "attention_bias": False,
-        "mlp_bias": False,
+        "mlp_bias": False, "is_causal": True,
     },
     demands={
         "rope_parameters.rope_type": "default", "rope_scaling": None, "attention_bias": False, "mlp_bias": False,
-        "hidden_act": "silu",
+        "hidden_act": "silu", "is_causal": True,
     },
     activation=(),
     weights={

@@ -26,6 +26,7 @@ from qkv.schema import UserError
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_TEXT = 10_000_000  # bytes of JSON, also of the JSON inside a safetensors file: parsed it takes 20 times as much
+LARGEST_FILE = 100_000_000  # bytes of a tokenizer's file
 DEEPEST = 50  # levels of JSON; far below where printing or copying a value would run out of stack
 PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}", re.ASCII)
 UNSAFE = {".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack"}
@@ -54,15 +55,14 @@ class Folder:
             raise UserError(f"{self.path}: none of its {len(self.shapes)} tensors is called {name!r}")
         return self.handles[name].get_tensor(name)
 
-    def text(self, name: str) -> str | None:
-        """Another file of the folder as text, such as vocab.txt; None where there is none."""
+    def content(self, name: str) -> bytes | None:
+        """Another file of the folder as it is, such as vocab.txt; None where there is none."""
         file = _file(self.path, name)
         if file is None:
             return None
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"{self.path / name}: must be a text file in UTF-8; {error}") from None
+        if file.stat().st_size > LARGEST_FILE:
+            raise UserError(f"{self.path / name}: larger than {LARGEST_FILE:,} bytes, the most that is copied")
+        return file.read_bytes()
 
 
 def open_folder(path: Path) -> Folder:
@@ -110,12 +110,10 @@ def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
     file = _file(folder, name)
     if file is None:
         return None
-    with file.open("rb") as opened:
-        raw = opened.read(LARGEST_TEXT + 1)
     try:
-        if len(raw) > LARGEST_TEXT:
+        if file.stat().st_size > LARGEST_TEXT:
             raise ValueError("it is larger")
-        value = json.loads(raw.decode("utf-8"))
+        value = json.loads(file.read_bytes().decode("utf-8"))
         if not isinstance(value, dict):
             raise ValueError(f"it holds a {type(value).__name__}")
         if _depth(value) > DEEPEST:
@@ -204,27 +202,26 @@ def write_folder(
     config: Mapping[str, Any],
     generation: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
-    texts: Mapping[str, str],
+    files: Mapping[str, bytes],
     last: Callable[[Path], str] | None = None,
 ) -> None:
     """Write a folder that appears complete or not at all, also when the process is killed or the disk is full: it is
-    made beside its place, forced to the disk, and renamed. `texts` are further files by name, README.md for example.
+    made beside its place, forced to the disk, and renamed. `files` are further ones by name, as tokenizer.json.
     Tensors that share memory are the caller's to part. An empty `generation` writes no file. `last` is shown the folder
     before it appears, to try it; what it says becomes README.md."""
-    files = {CONFIG: _json(config), **({GENERATION: _json(generation)} if generation else {})}
-    for name, text in texts.items():
-        if not PLAIN_NAME.fullmatch(name) or name in (*files, GENERATION, WEIGHTS, INDEX):
+    own = {CONFIG: _json(config), **({GENERATION: _json(generation)} if generation else {})}
+    for name in files:
+        if not PLAIN_NAME.fullmatch(name) or name in (CONFIG, GENERATION, WEIGHTS, INDEX):
             raise UserError(f"{_shown(name)!r}: accepted: the plain name of a file that this folder does not have yet")
-        files[name] = text.encode("utf-8")
     target = Path(os.path.realpath(path))
     weights = sum(tensor.nbytes + 256 for tensor in tensors.values())
-    needed = weights + sum(len(content) + 4096 for content in files.values())
+    needed = weights + sum(len(content) + 4096 for content in [*own.values(), *files.values()])
     temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
     try:
         _check_place(target, needed)
         temporary.mkdir()
         try:
-            _fill(temporary, files, tensors)
+            _fill(temporary, {**own, **files}, tensors)
             if last is not None:
                 (temporary / "README.md").write_text(last(temporary), encoding="utf-8")
             for part in (*temporary.iterdir(), temporary):

@@ -95,11 +95,14 @@ def _architecture(folder: Folder) -> Architecture:
 
 
 def _likeliest_first(folder: Folder, architecture: Architecture) -> list[Variant]:
-    """The classes a folder may hold: the one it declares, then the others; grades where there is one label only."""
-    declared, labels = folder.config.get("architectures"), folder.config.get("id2label")
-    graded = folder.config.get("problem_type") == "regression" or (isinstance(labels, dict) and len(labels) == 1)
-    unlikely = "classes" if graded else "grade"
-    return sorted(architecture.variants, key=lambda v: (declared != [v.name], v.head == unlikely))
+    """The classes a folder may hold: the one it declares, then the others."""
+    declared = folder.config.get("architectures")
+    known = list(dict.fromkeys(variant.name for variant in architecture.variants))
+    for name in declared if isinstance(declared, list) else []:
+        if isinstance(name, str) and name.startswith(known[0].removesuffix("Model")) and name not in known:
+            where = folder.path / "config.json"
+            raise UserError(f"{where}: architectures = {name[:60]!r} is not read here; accepted: {listed(known)}")
+    return sorted(architecture.variants, key=lambda variant: declared != [variant.name])
 
 
 def _tied(their_config: Mapping[str, Any], architecture: Architecture) -> str | None:
@@ -131,12 +134,33 @@ def _read_config(folder: Folder, architecture: Architecture, variant: Variant) -
         table["activation"] = ACTIVATIONS[name]
     table["pooler"] = table["activation"] if variant.pooler == "activation" else variant.pooler
     if "text.output" in variant.weights and variant.head == "classes":
-        shape = folder.shapes.get(variant.weights["text.output"].names[0] + ".weight", ())
-        table["classes"] = shape[0] if shape else 2
-    config = ModelConfig.read(table, where)
-    if not config.vocabulary:
-        raise UserError(f"{where}: {architecture.keys['vocabulary'][0]} = 0: must be at least 1")
+        table["classes"] = _classes(folder, variant)
+    return _checked(table, architecture, where)
+
+
+def _checked(table: Mapping[str, Any], architecture: Architecture, where: str) -> ModelConfig:
+    """A config from plain values. An error names the keys of the file, not ours."""
+    try:
+        config = ModelConfig.read(table, where)
+        if not config.vocabulary:
+            raise UserError(f"{where}: vocabulary = 0: must be at least 1")
+    except UserError as error:
+        sentence = str(error)
+        for ours, theirs in architecture.keys.items():
+            sentence = re.sub(rf"\b{ours}\b(?= =)", theirs[0], sentence)
+        raise UserError(sentence) from None
     return config
+
+
+def _classes(folder: Folder, variant: Variant) -> int:
+    """How many classes there are: as many as their head has rows. Only one of them can be right at a time."""
+    shape = folder.shapes.get(variant.weights["text.output"].names[0] + ".weight", ())
+    kind = folder.config.get("problem_type")
+    if kind == "multi_label_classification" or (kind == "regression" and shape[:1] > (1,)):
+        found = f"problem_type = {kind!r} with {shape[0] if shape else 0} outputs has no part in qkv"
+        wanted = "single_label_classification, or regression with one output"
+        raise UserError(f"{folder.path / 'config.json'}: {found}; accepted: {wanted}")
+    return shape[0] if shape else 2
 
 
 def _value(their_config: Mapping[str, Any], architecture: Architecture, key: str) -> Any:
@@ -194,7 +218,11 @@ def _misfit(
     surplus = [name for name in found if name not in known and not LEFTOVERS.search(name)]
     if surplus:
         return f"a tensor {surplus[0]!r}{_more(surplus)}, for which {variant.name} has no place"
+    if variant.head == "classes" and config.classes == 1:
+        return "one output is a grade, not a class"
     for name, shape in expected.items():
+        if not folder.dtypes[found[name]].is_floating_point:
+            return f"tensor {name!r} holds {folder.dtypes[found[name]]}; accepted: floating-point weights"
         if folder.shapes[found[name]] != shape:
             return f"tensor {name!r} has the shape {folder.shapes[found[name]]}; its config.json promises {shape}"
     return None
@@ -299,7 +327,10 @@ def _write_config(
 ) -> dict[str, Any]:
     """Their config.json. Keys that older readers know by another place or demand to see are written out too."""
     full = config.resolve()
+    vocabulary = full.target_vocabulary or full.vocabulary
+    ids = {key: value if value is None else value % vocabulary for key, value in architecture.ids.items()}
     written: dict[str, Any] = {
+        **ids,
         **copy.deepcopy(dict(carried)),
         "model_type": architecture.kind,
         "architectures": [variant.name],

@@ -82,6 +82,7 @@ def _untied(architecture: Architecture) -> Architecture:
 
 MARIAN = Architecture(
     kind="marian",
+    ids={"pad_token_id": -1, "decoder_start_token_id": -1, "eos_token_id": 0, "forced_eos_token_id": None},
     body="model.",
     variants=(Variant("MarianModel", "none"), Variant("MarianMTModel", "words")),
     parts={**_PARTS, **POST, "positions": "sinusoidal", "embedding_norm": False},
@@ -108,6 +109,7 @@ MARIAN_OF_TWO = replace(  # a vocabulary for each side
 )
 PEGASUS = Architecture(
     kind="pegasus",
+    ids={"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1, "forced_eos_token_id": None},
     body="model.",
     variants=(Variant("PegasusModel", "none"), Variant("PegasusForConditionalGeneration", "words")),
     parts={**_PARTS, **PRE, "positions": "sinusoidal", "embedding_norm": False},
@@ -123,6 +125,13 @@ PEGASUS = Architecture(
 PEGASUS_UNTIED = _untied(PEGASUS)
 BART = Architecture(
     kind="bart",
+    ids={
+        "bos_token_id": 0,
+        "pad_token_id": 1,
+        "decoder_start_token_id": 2,
+        "eos_token_id": 2,
+        "forced_eos_token_id": None,
+    },
     body="model.",
     variants=(Variant("BartModel", "none"), Variant("BartForConditionalGeneration", "words")),
     parts={**_PARTS, **POST, "positions": "learned", "embedding_norm": True},
@@ -160,6 +169,7 @@ def _t5_stack(side: str) -> Table:
 
 T5 = Architecture(
     kind="t5",
+    ids={"pad_token_id": 0, "decoder_start_token_id": 0, "eos_token_id": 1},
     body="",
     variants=(Variant("T5Model", "none"), Variant("T5ForConditionalGeneration", "words")),
     parts={

@@ -2,7 +2,7 @@
 
     attention(Q, K, V) = softmax(Q K^T / sqrt(K)) V            (Vaswani et al., 2017, equation 1)
 
-One class for all of it. Self or cross: which tensor gives keys and values (`qkv lab who-asks`). Causal or padded: which
+One class for all of it. Self or cross: which tensor gives keys and values. Causal or padded: which
 `keep` mask. Fast or explaining: which `attend` function; `plain` is the specification, `fused` must equal it.
 
 B batch · L queries · S keys · D width · H heads · K head width
@@ -88,10 +88,7 @@ def dot(q_BHLK: Tensor, k_BHSK: Tensor) -> Tensor:
 
 
 class Additive(nn.Module):
-    """Score by a small network, w . tanh(q + k) (Bahdanau et al., 2015, appendix A.1.2).
-
-    Measured by `qkv lab additive`.
-    """
+    """Score by a small network, w . tanh(q + k) (Bahdanau et al., 2015, appendix A.1.2)."""
 
     def __init__(self, heads: int, head_width: int) -> None:
         super().__init__()
@@ -103,7 +100,7 @@ class Additive(nn.Module):
 
 
 SCALES: dict[str, Callable[[int], float]] = {
-    "sqrt": lambda head_width: head_width**-0.5,  # keeps the variance of a score at one: `qkv lab scale`
+    "sqrt": lambda head_width: head_width**-0.5,  # keeps the variance of a score at one
     "none": lambda head_width: 1.0,
     "full": lambda head_width: head_width**-1.0,
 }

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from qkv.config import ModelConfig
 from qkv.model.attention import Attention
 from qkv.model.heads import TextHead, Transform, WordHead
-from qkv.model.layers import NORMS, Block, FeedForward, Residual
+from qkv.model.layers import GATED, NORMS, Block, FeedForward, Residual
 from qkv.model.positions import T5, Alibi, Learned, NoPositions, Positions, Relative, Rotary, Sinusoidal
 from qkv.model.transformer import Decoder, Embedding, Encoder, EncoderDecoder, Model, Stack
 from qkv.runtime import memory_bytes
@@ -135,27 +135,33 @@ def _build_text(c: ModelConfig, dropout: float) -> TextHead | None:
 @torch.no_grad()
 def initialise(model: Model, config: ModelConfig, seed: int) -> None:
     """Give every weight its initial value. Each has a stream of its own, keyed by its name, so that adding a head or a
-    layer leaves the others as they were."""
-    full = config.resolve()
+    layer leaves the others as they were.
+
+    Biases 0; norms 1; maps inside layers with Xavier's variance 2 / (in + out) (Glorot and Bengio, 2010); tables and
+    heads 0.02 (BERT, GPT-2), or width^-0.5 for embeddings that are scaled up.
+    """
+    c = config.resolve()
     for name, weight in model.named_parameters():
-        mean, deviation = _initial(name, weight, full)
         generator = torch.Generator().manual_seed(seed_for(seed, "weights", index=number_of(name)))
-        weight.normal_(mean, deviation, generator=generator) if deviation else weight.fill_(mean)
+        if weight.ndim == 1:
+            weight.fill_(0.0 if name.endswith("bias") else 1.0)
+        elif name.endswith("score.vector_HK"):
+            weight.normal_(0.0, c.head_width**-0.5, generator=generator)
+        elif ".blocks." in name:
+            for rows in weight.split_with_sizes(_maps(name, weight, c)):
+                rows.normal_(0.0, (2 / sum(rows.shape)) ** 0.5, generator=generator)
+        else:
+            scaled = name.endswith("table_VD") and c.embedding_scale
+            weight.normal_(0.0, c.width**-0.5 if scaled else 0.02, generator=generator)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm1d):
             module.reset_running_stats()
 
 
-def _initial(name: str, weight: Tensor, c: ModelConfig) -> tuple[float, float]:
-    """Mean and deviation of a weight: biases 0; norms 1; maps inside layers with Xavier's variance 2 / (in + out)
-    (Glorot and Bengio, 2010); tables and heads 0.02 (BERT, GPT-2), or width^-0.5 for embeddings that are scaled up."""
-    if weight.ndim == 1:
-        return (0.0 if name.endswith("bias") else 1.0), 0.0
-    if name.endswith("score.vector_HK"):
-        return 0.0, c.head_width**-0.5
-    if ".blocks." in name:
-        fan_out = (
-            c.heads * c.head_width if name.endswith("project.weight") else len(weight)
-        )  # q, k and v: each a map of its own
-        return 0.0, (2 / (weight.shape[1] + fan_out)) ** 0.5
-    return 0.0, c.width**-0.5 if name.endswith("table_VD") and c.embedding_scale else 0.02
+def _maps(name: str, weight: Tensor, c: ModelConfig) -> list[int]:
+    """The rows of each map in a weight: queries, keys and values lie one below the other, and so do gate and value."""
+    if name.endswith("project.weight"):
+        return [c.heads * c.head_width, *2 * [c.kv_heads * c.head_width]]
+    if name.endswith("feed.inner.weight") and c.activation in GATED:
+        return 2 * [c.feedforward]
+    return [len(weight)]

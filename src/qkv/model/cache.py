@@ -51,6 +51,8 @@ class Cache:
 
     def rows(self, origin_N: Tensor) -> Cache:
         """Row i of the result continues row origin[i]: how a beam moves, grows and shrinks."""
+        if torch.equal(origin_N, torch.arange(len(self.pos_NS), device=origin_N.device)):
+            return self
         return Cache(
             tuple(kv.rows(origin_N) for kv in self.own),
             tuple(kv.rows(origin_N) for kv in self.memory),

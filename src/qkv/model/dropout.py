@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from qkv.schema import UserError
 from qkv.streams import seed_for
 
 
@@ -23,6 +24,8 @@ class Dropout(nn.Module):
 
     def __init__(self, share: float) -> None:
         super().__init__()
+        if not 0.0 <= share < 1.0:
+            raise UserError(f"dropout = {share}: must be at least 0 and below 1")
         self.threshold = min(round(256 * share), 255)
         self.share = self.threshold / 256
 

@@ -55,7 +55,7 @@ class TextHead(nn.Module):
     """One answer for a whole text: next sentence or not (2 outputs), classes, or a grade (1 output).
 
     A vector is pooled from the last layer, goes through an optional dense layer (the pooler), then to the outputs.
-    With outputs = 0 the pooled vector itself is the answer. Measured by `qkv lab special`.
+    With outputs = 0 the pooled vector itself is the answer.
     """
 
     def __init__(self, *, width: int, pool: str, pooler: str, outputs: int, bias: bool, dropout: float) -> None:

@@ -20,7 +20,7 @@ from qkv.schema import UserError
 class BatchNorm(nn.Module):
     """Normalises each feature over all tokens of the batch, padding included (Ioffe and Szegedy, 2015).
 
-    The contrast to LayerNorm: what a token becomes depends on its neighbours in the batch. Measured by `qkv lab norm`.
+    The contrast to LayerNorm: what a token becomes depends on its neighbours in the batch.
     """
 
     def __init__(self, width: int, eps: float) -> None:
@@ -81,7 +81,6 @@ class Residual(nn.Module):
 
     post   norm(x + part(x))   the 2017 paper, BERT
     pre    x + part(norm(x))   GPT-2, Llama (Xiong et al., 2020)
-    Measured by `qkv lab residual` and `qkv lab norm`.
     """
 
     def __init__(self, *, norm: nn.Module, place: str, residual: bool, dropout: float) -> None:
@@ -132,6 +131,8 @@ class Block(nn.Module):
         y_BLD, own = self.attention(self.attention_residual.before(x_BLD), view, layer=self.layer, past=past)
         x_BLD = self.attention_residual.after(x_BLD, y_BLD)
         if self.cross is not None and self.cross_residual is not None:
+            if memory is None or memory_view is None:
+                raise ValueError("a block with cross-attention needs the memory of a source")
             y_BLD, _ = self.cross(self.cross_residual.before(x_BLD), memory_view, memory=memory)
             x_BLD = self.cross_residual.after(x_BLD, y_BLD)
         y_BLD = self.feed(self.feed_residual.before(x_BLD))

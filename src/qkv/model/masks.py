@@ -9,16 +9,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from qkv.schema import UserError
+
 
 def grid(keep: Tensor | None) -> Tensor | None:
     """A mask on tokens (B, S) or on pairs (B, L, S) in the shape attention takes: (B, 1, 1 or L, S)."""
     if keep is None:
         return None
+    if keep.dtype != torch.bool:  # attention would add numbers to the scores
+        raise UserError(f"keep has dtype {keep.dtype}; must be torch.bool, True = may attend")
     return keep[:, None, None, :] if keep.ndim == 2 else keep[:, None]
 
 
 def causal(pos_q: Tensor, pos_k: Tensor) -> Tensor:
-    """No position sees a later one (B or 1, 1, L, S). Measured by `qkv lab mask`.
+    """No position sees a later one (B or 1, 1, L, S).
 
     It compares positions, not indices, so that it is also right where one new query meets many cached keys.
     """

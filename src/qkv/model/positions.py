@@ -1,6 +1,6 @@
 """How a Transformer knows the order of its tokens: seven schemes that act through three doors.
 
-Attention without positions treats its input as a set (measured by `qkv lab order`). A scheme enters at one of
+Attention without positions treats its input as a set. A scheme enters at one of
     embed   the vector of a token, before the first layer      sinusoidal, learned
     rotate  queries and keys, before they are compared         rotary
     bias    the score of a query and a key                     relative, t5, alibi
@@ -63,14 +63,13 @@ class _NoBias(Positions):
 
 
 class NoPositions(_NoEmbed, _NoFrame, _NoRotate, _NoBias):
-    """All doors shut: for cross-attention, and to see what order is worth. Measured by `qkv lab order`."""
+    """All doors shut: for cross-attention, and to see what order is worth."""
 
 
 class Sinusoidal(_NoFrame, _NoRotate, _NoBias):
     """Waves of geometrically growing length added to the token vectors (Vaswani et al., 2017, section 3.5).
 
     The sines come first, then the cosines; the paper interleaves them, the same up to the order of features.
-    Measured by `qkv lab positions`.
     """
 
     def embed(self, x_BLD: Tensor, pos: Tensor) -> Tensor:
@@ -179,8 +178,8 @@ class Alibi(_NoEmbed, _NoRotate):
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """2^(-8/H), 2^(-16/H), ... for H a power of two; else those of the power below, then every other one of the
-    power above."""
+    """2^(-8/H), 2^(-16/H), ... for H a power of two (Press et al., 2022, section 3); else, as in its authors' code,
+    those of the power below, then every other one of the power above."""
     power = 2 ** math.floor(math.log2(heads))
     slopes = [2 ** (-8 * (i + 1) / power) for i in range(power)]
     return slopes + [2 ** (-4 * (2 * i + 1) / power) for i in range(heads - power)]

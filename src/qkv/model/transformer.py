@@ -78,7 +78,7 @@ class Stack(nn.Module):
         memory_keep: Tensor | None = None,
         attend: Attend | None = None,
     ) -> tuple[Tensor, list[KeyValue]]:
-        """Embedded tokens to last hidden states, and each layer's keys and values.
+        """Embedded tokens to last hidden states and, where there is a cache to fill, each layer's keys and values.
 
         `keep` is about all keys, the remembered ones first.
         """
@@ -186,19 +186,25 @@ class EncoderDecoder(nn.Module):
         source_keep: Tensor | None = None,
         target_keep: Tensor | None = None,
         *,
+        source_pos: Tensor | None = None,
+        target_pos: Tensor | None = None,
+        memory_keep: Tensor | None = None,
         attend: Attend | None = None,
     ) -> Tensor:
-        """Hidden states of the target (B, L, D), all positions at once."""
-        memory_BSD = self.encode(source_BS, source_keep, attend=attend)
-        pos = positions_of(target_BL, target_keep)
-        memory = self.decoder.remember(memory_BSD)
-        return self.decoder(
-            self._embed_target(target_BL), pos, target_keep, memory=memory, memory_keep=source_keep, attend=attend
-        )[0]
+        """Hidden states of the target (B, L, D), all positions at once. `memory_keep` (B, L, S) says which target word
+        may ask which source word, for several pairs in one row; else `source_keep` does."""
+        memory = self.decoder.remember(self.encode(source_BS, source_keep, pos=source_pos, attend=attend))
+        pos = positions_of(target_BL, target_keep) if target_pos is None else target_pos
+        memory_keep = source_keep if memory_keep is None else memory_keep
+        x_BLD = self._embed_target(target_BL)
+        return self.decoder(x_BLD, pos, target_keep, memory=memory, memory_keep=memory_keep, attend=attend)[0]
 
-    def encode(self, source_BS: Tensor, keep: Tensor | None = None, *, attend: Attend | None = None) -> Tensor:
+    def encode(
+        self, source_BS: Tensor, keep: Tensor | None = None, *, pos: Tensor | None = None, attend: Attend | None = None
+    ) -> Tensor:
         """What the decoder will ask: the source's last hidden states (B, S, D)."""
-        return self.encoder(self.embedding(source_BS), positions_of(source_BS, keep), keep, attend=attend)[0]
+        pos = positions_of(source_BS, keep) if pos is None else pos
+        return self.encoder(self.embedding(source_BS), pos, keep, attend=attend)[0]
 
     def start(self, memory_NSD: Tensor, keep_NS: Tensor | None = None) -> Cache:
         """The cache of a decoder that has read a source and written nothing."""

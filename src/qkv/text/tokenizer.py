@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import tokenizers
 
 from qkv.schema import UserError
 
 MASKS = ("[MASK]", "<mask>")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,7 @@ class Tokenizer:
 
     @staticmethod
     def from_file(path: Path) -> Tokenizer:
-        try:
-            return Tokenizer(tokenizers.Tokenizer.from_file(str(path)))
-        except Exception as error:  # the library raises plain Exception for a missing or malformed file
-            raise UserError(f"{path}: not a tokenizer.json that `tokenizers` can read: {error}") from None
+        return Tokenizer(_guarded(lambda: tokenizers.Tokenizer.from_file(str(path)), f"{path}: not a tokenizer.json"))
 
     @property
     def size(self) -> int:
@@ -58,21 +56,41 @@ class Tokenizer:
             except UnicodeEncodeError as error:
                 found = f"character {error.start} is {text[error.start]!r}"
                 raise UserError(f"text {number}: {found}, half of a character (a lone surrogate), not text") from None
-        whole = self.inner.encode_batch_fast(list(texts))
-        if limit is None or all(len(one.ids) <= limit for one in whole):
-            return [Encoded(one.ids, one.type_ids, cut=False) for one in whole]
-        self.inner.enable_truncation(limit, direction=cut)
-        short = self.inner.encode_batch_fast(list(texts))
-        self.inner.no_truncation()
-        return [Encoded(s.ids, s.type_ids, cut=len(w.ids) > limit) for w, s in zip(whole, short, strict=True)]
+        encoded = [Encoded(ids, segments, cut=False) for ids, segments in self._encoded(texts)]
+        long = [n for n, one in enumerate(encoded) if limit is not None and len(one.ids) > limit]
+        if long and limit is not None:
+            if self.inner.num_special_tokens_to_add(is_pair=False) >= limit:
+                raise UserError(f"{limit} tokens have no room for a text beside the special tokens")
+            self.inner.enable_truncation(limit, direction=cut)
+            try:
+                for number, (ids, segments) in zip(long, self._encoded([texts[n] for n in long]), strict=True):
+                    encoded[number] = Encoded(ids, segments, cut=True)
+            finally:
+                self.inner.no_truncation()
+        return encoded
+
+    def _encoded(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        made = _guarded(lambda: self.inner.encode_batch_fast(list(texts)), "tokenizer.json cannot encode these texts")
+        return [(one.ids, one.type_ids) for one in made]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
-        return self.inner.decode(list(ids))
+        return _guarded(lambda: self.inner.decode(list(ids)), "tokenizer.json cannot decode its own ids")
 
     def id_of(self, token: str) -> int | None:
         return self.inner.token_to_id(token)
 
     def word(self, token_id: int) -> str:
         """One token as a reader would write it."""
-        return self.inner.decode([token_id]).strip() or self.inner.id_to_token(token_id) or f"<{token_id}>"
+        return self.decode([token_id]).strip() or self.inner.id_to_token(token_id) or f"<{token_id}>"
+
+
+def _guarded(call: Callable[[], T], sentence: str) -> T:
+    """Call into the library. What is wrong in a file it reports as a plain Exception, or as a Rust panic, which is no
+    Exception at all."""
+    try:
+        return call()
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise UserError(f"{sentence}: {str(error)[:200]!r}") from None
