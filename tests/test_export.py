@@ -9,12 +9,20 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file
 from small_folders import CONFIGS, make_folder
 
 import qkv
-from qkv.export import export_hf
+from qkv import presets
+from qkv.exchange.folder import write_folder
+from qkv.exchange.hf import write_model
+from qkv.export import Certificate, certify, export_hf
+from qkv.model import build_model
 from qkv.schema import UserError
+
+transformers.utils.logging.disable_progress_bar()
+transformers.utils.logging.set_verbosity_error()
 
 
 def run(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
@@ -45,9 +53,6 @@ def test_every_task_leaves_with_a_small_difference(task: str, tmp_path: Path) ->
 
 def test_a_certificate_notices_a_difference(tmp_path: Path) -> None:
     """The same folder, certified against a model with one weight changed."""
-    from qkv.exchange.hf import write_model
-    from qkv.export import certify
-
     loaded = qkv.load(make_folder(tmp_path / "in", "classify"))
     written = write_model(loaded.model, loaded.config)
     with torch.no_grad():
@@ -103,3 +108,26 @@ def test_mistakes_get_a_sentence(classifier: Path, arguments: list[str], stdin: 
     assert (code, out) == (2, "")
     assert sentence in err
     assert "Traceback" not in err
+
+
+def test_an_export_that_is_another_model_is_not_written(tmp_path: Path) -> None:
+    for difference, largest in ((0.4, 0.3), (float("nan"), 1.0), (2e-3, 10.0)):
+        with pytest.raises(UserError, match="is not the same model by witness: scores differ by"):
+            Certificate("X", "witness", difference, largest, 1).must_hold()
+    Certificate("X", "witness", 5e-4, 10.0, 1).must_hold()
+
+
+@pytest.mark.parametrize("name", presets.names())
+def test_every_preset_loads_in_transformers_as_it_is(name: str, tmp_path: Path) -> None:
+    """In small, with nobody naming special ids: no id outside the vocabulary, no weight missing or too many."""
+    config = presets.load(name)
+    heads = {"width": 12, "heads": 2, "kv_heads": 0, "head_width": 6, "layers": 2, "feedforward": 17, "vocabulary": 23}
+    config = config.replace(**heads, context=31, decoder_layers=0)
+    model = build_model(config, seed=3)
+    written = write_model(model, config)
+    write_folder(tmp_path / "m", config=written.config, generation={}, tensors=written.tensors, files={})
+    theirs = getattr(transformers, written.name)
+    _, report = theirs.from_pretrained(tmp_path / "m", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    certify(model.eval(), config, written, tmp_path / "m").must_hold()

@@ -256,3 +256,34 @@ def test_no_mask_makes_nan(norm: str, score: str) -> None:
             gradients = torch.autograd.grad(hidden.square().sum(), list(model.parameters()), allow_unused=True)
             assert hidden.isfinite().all()
             assert all(gradient.isfinite().all() for gradient in gradients if gradient is not None)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.long, torch.uint8])
+@families
+def test_a_mask_is_made_of_truth_values(family: str, dtype: torch.dtype) -> None:
+    """Numbers would be added to the scores, silently."""
+    with pytest.raises(UserError, match=rf"keep has dtype {dtype}; must be torch.bool, True = may attend"):
+        states(build(tiny(family)), tokens(B, L), torch.ones(B, L, dtype=dtype))
+
+
+@schemes
+def test_packed_pairs_are_strangers(scheme: str) -> None:
+    """Two pairs of source and target in one row give each target what it gets alone."""
+    model = encoder_decoder(scheme)
+    sources, targets = [tokens(1, 5, seed=7), tokens(1, 6, seed=8)], [tokens(1, 4, seed=9), tokens(1, 3, seed=10)]
+    alone = torch.cat([model(source, target) for source, target in zip(sources, targets, strict=True)], 1)
+    source_number, target_number = torch.tensor([[1] * 5 + [2] * 6]), torch.tensor([[1] * 4 + [2] * 3])
+    source_keep, source_pos = masks.packed(source_number)
+    target_keep, target_pos = masks.packed(target_number)
+    memory_keep = target_number[:, :, None] == source_number[:, None, :]
+    together = model(
+        torch.cat(sources, 1), torch.cat(targets, 1), source_keep, target_keep,
+        source_pos=source_pos, target_pos=target_pos, memory_keep=memory_keep,
+    )  # fmt: skip
+    near(together, alone)
+
+
+def test_a_decoder_that_asks_a_source_needs_one() -> None:
+    model = encoder_decoder()
+    with pytest.raises(ValueError, match="needs the memory of a source"):
+        model.decoder(torch.zeros(1, L, D, dtype=torch.float64), torch.arange(L)[None], None)
