@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SCHEMES, B, D, H, K, L, S, build, decoder, encoder, encoder_decoder, normal, tiny, tokens
+from tiny_models import SCHEMES, B, D, H, K, L, S, build, decoder, encoder, encoder_decoder, normal, tiny, tokens
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import build, tiny
 from safetensors.torch import load_file, save_file
+from tiny_models import build, tiny
 from torch import Tensor
 
 from qkv import presets

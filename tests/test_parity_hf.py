@@ -17,8 +17,8 @@ from typing import Any, cast
 
 import pytest
 import torch
-from conftest import V, build, normal
 from safetensors.torch import load_file
+from tiny_models import V, build, normal
 from torch import Tensor
 
 from qkv.config import ModelConfig

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 import torch
-from conftest import B, F, H, L, S, build, normal, tiny
+from tiny_models import B, F, H, L, S, build, normal, tiny
 from torch import Tensor, nn
 
 from qkv.model import Decoder, Encoder, EncoderDecoder

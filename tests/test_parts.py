@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import (
+from tiny_models import (
     FAMILIES,
     SCHEMES,
     B,

@@ -12,7 +12,7 @@ from typing import cast
 
 import pytest
 import torch
-from conftest import D, H, K, L, S, decoder, encoder, encoder_decoder, normal, tiny
+from tiny_models import D, H, K, L, S, decoder, encoder, encoder_decoder, normal, tiny
 from torch import Tensor
 
 from qkv.model import Encoder, build_model, plain
