@@ -15,13 +15,13 @@ from qkv.config import Recipe
 
 def show_presets(console: Console) -> None:
     """All presets with their exact counts."""
-    table = _table(preset="left", family="left", layers="right", width="right", heads="right", parameters="right")
+    table = _table(preset="left", family="left", layers="right", width="right", parameters="right")
     table.add_column("float32", justify="right", no_wrap=True)
     for name in presets.names():
         config = presets.load(name).resolve()
         count = sum(plan.parameters(config).values())
         layers = f"{config.layers} + {config.decoder_layers}" if config.decoder_layers else str(config.layers)
-        sizes = (layers, str(config.width), str(config.heads), f"{count:,}", draw.readable_bytes(4 * count))
+        sizes = (layers, str(config.width), f"{count:,}", draw.readable_bytes(4 * count))
         table.add_row(name, config.family, *sizes)
     console.print("[bold]Models by name")
     console.print(table)
