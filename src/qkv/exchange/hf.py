@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from qkv.config import ModelConfig
 from qkv.exchange.architectures import ACTIVATIONS, DECODERS, ENCODERS, Architecture, Variant
@@ -242,7 +242,9 @@ def _fill(folder: Folder, architecture: Architecture, variant: Variant, config: 
         ours = rule.read(read, config.resolve())
         mapped = any(ours.data_ptr() == tensor.data_ptr() for tensor in read)
         state[name] = ours.to(torch.float32, memory_format=torch.contiguous_format, copy=mapped)
-    model.load_state_dict(state, assign=True)
+    for name, tensor in state.items():  # as load_state_dict(assign=True), without its cost for many small modules
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, nn.Parameter(tensor))
     for second, first in architecture.aliases.items():
         second, first = second.replace("@", ""), first.replace("@", "")
         is_a_copy = second in found and first in found and second not in _own_names(architecture, variant, model)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from qkv.model.attention import Linear
 from qkv.model.dropout import Dropout
 from qkv.model.layers import ACTIVATIONS
 
@@ -43,7 +44,7 @@ class Transform(nn.Module):
 
     def __init__(self, *, width: int, activation: str, norm: nn.Module) -> None:
         super().__init__()
-        self.dense = nn.Linear(width, width)
+        self.dense = Linear(width, width)
         self.activation = ACTIVATIONS[activation]
         self.norm = norm
 
@@ -61,10 +62,10 @@ class TextHead(nn.Module):
     def __init__(self, *, width: int, pool: str, pooler: str, outputs: int, bias: bool, dropout: float) -> None:
         super().__init__()
         self.pool = POOLS[pool]
-        self.dense = None if pooler == "none" else nn.Linear(width, width)
+        self.dense = None if pooler == "none" else Linear(width, width)
         self.activation = ACTIVATIONS["identity" if pooler == "none" else pooler]
         self.drop = Dropout(dropout)
-        self.output = nn.Linear(width, outputs, bias) if outputs else None
+        self.output = Linear(width, outputs, bias) if outputs else None
 
     def forward(self, hidden_BLD: Tensor, keep_BL: Tensor | None = None) -> Tensor:
         if keep_BL is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qkv.model.attention import Attention, View
+from qkv.model.attention import Attention, Linear, View
 from qkv.model.cache import KeyValue
 from qkv.model.dropout import Dropout
 from qkv.schema import UserError
@@ -68,9 +68,9 @@ class FeedForward(nn.Module):
 
     def __init__(self, *, width: int, feedforward: int, activation: str, bias: bool) -> None:
         super().__init__()
-        self.inner = nn.Linear(width, feedforward * (2 if activation in GATED else 1), bias)
+        self.inner = Linear(width, feedforward * (2 if activation in GATED else 1), bias)
         self.activation = ACTIVATIONS[activation]
-        self.output = nn.Linear(feedforward, width, bias)
+        self.output = Linear(feedforward, width, bias)
 
     def forward(self, x_BLD: Tensor) -> Tensor:
         return self.output(self.activation(self.inner(x_BLD)))
