@@ -364,3 +364,8 @@ def test_what_is_carried_is_not_changed() -> None:
     written = write_model(lay_out(CONFIGS["llama"]), CONFIGS["llama"], carried)
     assert written.config["rope_parameters"]["rope_theta"] == 10_000.0
     assert carried == {"rope_parameters": {"rope_theta": 7.0}}
+
+
+def test_more_layers_than_tensors_is_said_at_once(tmp_path: Path) -> None:
+    make(tmp_path / "m", CONFIGS["bert"], {"num_hidden_layers": 1000})
+    assert refusal(tmp_path / "m").startswith("FOLDER: config.json promises 1000 layers, but there are ")

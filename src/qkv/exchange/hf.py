@@ -46,6 +46,9 @@ def read_model(folder: Folder) -> tuple[Model, ModelConfig]:
     problems = []
     for variant in _likeliest_first(folder, architecture):
         config = _read_config(folder, architecture, variant)
+        if config.layers > len(folder.shapes):
+            promised = f"config.json promises {config.layers} layers"
+            raise UserError(f"{folder.path}: {promised}, but there are {len(folder.shapes)} tensors in all")
         model = lay_out(config)
         problem = _misfit(folder, architecture, variant, config, model)
         if problem is None:

@@ -42,7 +42,14 @@ def as_row(name: str) -> Rule:
 
 def rolled(name: str, rows: int) -> Rule:
     """A table that starts with `rows` rows no input reaches (BART's positions); ours has them at its end."""
-    return Rule((name,), lambda theirs, c: theirs[0].roll(-rows, dims=0), lambda ours, c: [ours.roll(rows, dims=0)])
+
+    def read(theirs: list[Tensor], c: ModelConfig) -> Tensor:
+        return torch.cat([theirs[0][rows:], theirs[0][:rows]])
+
+    def write(ours: Tensor, c: ModelConfig) -> list[Tensor]:
+        return [torch.cat([ours[-rows:], ours[:-rows]])]
+
+    return Rule((name,), read, write)
 
 
 def stacked(*names: str) -> Rule:
