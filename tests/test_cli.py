@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,6 +70,7 @@ def test_help_recipe_is_itself_a_recipe(tmp_path: Path) -> None:
         (["plan", "gpt2", "--length", "5000"], "length = 5000: must be at least 1 and at most 1,024"),
         (["plan", "small-encoder", "--set", "model.vocabulary=0"], "set it, for example model.vocabulary=8000"),
         (["plan", "--json"], "need a preset or recipe"),
+        (["plan", "gpt2", "--set", "layers=2"], "layers: unknown key; did you mean model.layers?"),
         (["plan", "."], ".: cannot be read: Is a directory"),
         (["nonsense"], "nonsense"),
     ],
@@ -101,4 +103,16 @@ finally:
 def test_a_reader_that_leaves_early_is_no_error() -> None:
     command = f"{sys.executable} -m qkv.app.cli plan --help-recipe | head -1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_a_changed_preset_says_so() -> None:
+    assert "Changed from: BERT-base" in qkv("plan", "bert-base", "--set", "model.layers=2").stdout
+    assert "Changed from" not in qkv("plan", "bert-base").stdout
+
+
+def test_a_terminal_without_utf8_is_no_reason_to_fail() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "qkv.app.cli", "plan", "bert-tiny"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert (result.returncode, result.stderr) == (0, "")

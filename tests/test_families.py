@@ -287,3 +287,27 @@ def test_a_decoder_that_asks_a_source_needs_one() -> None:
     model = encoder_decoder()
     with pytest.raises(ValueError, match="needs the memory of a source"):
         model.decoder(torch.zeros(1, L, D, dtype=torch.float64), torch.arange(L)[None], None)
+
+
+@pytest.mark.parametrize("shape", [(1, L), (B, L - 1), (B, 1, L, L), (L,)])
+@families
+def test_a_mask_has_the_shape_of_its_tokens(family: str, shape: tuple[int, ...]) -> None:
+    """One row of mask for two rows of tokens would be stretched, silently."""
+    with pytest.raises((UserError, IndexError), match=r"keep has the shape|dimension|too many"):
+        states(build(tiny(family)), tokens(B, L), torch.ones(shape, dtype=torch.bool))
+
+
+@writers
+def test_a_cache_belongs_to_its_rows(family: str) -> None:
+    model: Any = build(tiny(family))
+    with pytest.raises(UserError, match="tokens have 2 rows, but what is remembered has 1"):
+        model.step(tokens(2, 1), started(model, 1))
+
+
+@pytest.mark.parametrize(
+    "ids", [torch.zeros(L, dtype=torch.long), torch.zeros(B, L), torch.zeros(B, L, 1, dtype=torch.long)]
+)
+@families
+def test_tokens_are_rows_of_whole_numbers(family: str, ids: torch.Tensor) -> None:
+    with pytest.raises(UserError, match=r"tokens have shape .* must be whole numbers of shape \(rows, length\)"):
+        states(build(tiny(family)), ids)

@@ -170,7 +170,7 @@ def test_hostile_folders_are_refused_with_a_sentence(name: str, tmp_path: Path) 
 
 
 def test_a_folder_must_be_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"nowhere: no such folder; accepted: a folder with config.json"):
+    with pytest.raises(UserError, match=r"nowhere: no such folder, and nothing is downloaded; accepted: a folder with"):
         open_folder(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"file: not a folder; accepted:"):
@@ -394,3 +394,11 @@ def test_half_written_is_never_visible(tmp_path: Path) -> None:
     for path in tmp_path.glob("out-*"):
         if ".tmp-" not in path.name:
             whole(path)
+
+
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    """What cloning from a hub leaves where git lfs is not installed."""
+    path = good(tmp_path / "m")
+    (path / WEIGHTS).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
+    with pytest.raises(UserError, match=r"model\.safetensors: a pointer of Git LFS, not the weights; `git lfs pull`"):
+        open_folder(path)

@@ -122,7 +122,7 @@ def test_a_long_text_is_cut_and_says_so(folders: dict[str, Path]) -> None:
 @pytest.mark.parametrize(
     ("task", "arguments", "sentence"),
     [
-        ("fill", {"texts": ["no mask"]}, "'no mask' has no [MASK]; write it where a word is missing"),
+        ("fill", {"texts": ["no mask"]}, "text 1, 'no mask', has no [MASK]; write it where a word is missing"),
         ("embed", {"texts": ["x"]}, "this model has no head to predict with"),
         ("complete", {"texts": ["good", ""]}, "text 2 is empty"),
         ("complete", {"texts": ["good"], "max_tokens": 0}, "max_tokens = 0: must be at least 1 and at most 100,000"),
@@ -139,6 +139,26 @@ def test_mistakes_are_named(folders: dict[str, Path], task: str, arguments: dict
     with pytest.raises(UserError) as error:
         qkv.load(folders[task]).predict(**arguments)
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("texts", "sentence"),
+    [
+        ("good", "texts is one string, 'good'; give a list of texts: ['good']"),
+        ([1], "text 1 is of type int; must be str"),
+    ],
+)
+def test_texts_are_a_list_of_texts(folders: dict[str, Path], texts: Any, sentence: str) -> None:
+    predictor = qkv.load(folders["classify"])
+    for ask in (predictor.predict, predictor.embed):
+        with pytest.raises(UserError) as error:
+            ask(texts)
+        assert str(error.value) == sentence
+
+
+def test_a_predictor_says_what_it_is(folders: dict[str, Path]) -> None:
+    said = repr(qkv.load(folders["classify"]))
+    assert said == "<encoder, 2 layers, 12 wide, head classes: .predict(texts), .embed(texts)>"
 
 
 def test_odd_text_is_answered_in_one_line(folders: dict[str, Path]) -> None:

@@ -34,6 +34,7 @@ class Certificate:
     difference: float
     largest: float  # the largest score, to judge the difference by
     scores: int
+    independent: bool = True  # the witness is not qkv itself
 
     def must_hold(self) -> None:
         """An export that is another model is not written."""
@@ -53,7 +54,7 @@ def export_hf(run: Path, target: Path) -> Certificate:
     def try_out(folder: Path) -> str:
         certificates.append(certify(model, config, written, folder))
         certificates[0].must_hold()
-        return _card(run.name, config, written, certificates[0])
+        return _card(target.name, config, written, certificates[0])
 
     generation = source.generation
     write_folder(
@@ -72,7 +73,8 @@ def certify(model: Model, config: ModelConfig, written: Written, folder: Path) -
     else:
         again = read_model(open_folder(folder))[0].eval()
         theirs, witness = torch.cat([_scores(again, tokens) for tokens in texts]), f"qkv {__version__}, read back"
-    return Certificate(written.name, witness, (ours - theirs).abs().max().item(), ours.abs().max().item(), ours.numel())
+    difference, largest = (ours - theirs).abs().max().item(), ours.abs().max().item()
+    return Certificate(written.name, witness, difference, largest, ours.numel(), independent=peer.is_installed())
 
 
 def _tokens(length: int, vocabulary: int) -> Tensor:
@@ -90,11 +92,12 @@ def _scores(model: Model, tokens_1L: Tensor) -> Tensor:
     return torch.cat([part.flatten() for part in (said if has_answer else [hidden_1LD, *said])])
 
 
-def _card(source: str, config: ModelConfig, written: Written, certificate: Certificate) -> str:
+def _card(title: str, config: ModelConfig, written: Written, certificate: Certificate) -> str:
     """The README.md of an exported folder."""
     count = sum(tensor.numel() for tensor in written.tensors.values())
     lengths = ", ".join(str(length) for length in LENGTHS)
-    return f"""# {source}
+    alone = "" if certificate.independent else "\nThis compares qkv with itself only: transformers was not installed.\n"
+    return f"""# {title}
 
 {written.name}, {count:,} numbers in model.safetensors; {config.family}, {config.layers} layers, {config.width} wide.
 Written by qkv {__version__} on {datetime.date.today()}.
@@ -104,7 +107,7 @@ Written by qkv {__version__} on {datetime.date.today()}.
 Largest difference between the scores of qkv and those of {certificate.peer}, loaded from this folder:
 **{certificate.difference:.2e}** (largest score {certificate.largest:.3g}), over {certificate.scores:,} scores, float32.
 Input: texts of {lengths} tokens with the ids 13 + 7919 i modulo {config.vocabulary}.
-
+{alone}
 ```python
 from transformers import {written.name}
 

@@ -88,7 +88,8 @@ def make_plan(recipe: Recipe, length: int = 128) -> Plan:
     limit = config.context if config.positions == "learned" else LONGEST
     if not 1 <= length <= limit:
         raise UserError(f"length = {length}: must be at least 1 and at most {limit:,} for this model")
-    lengths = sorted({length, *(n for n in (128, 512, 2048) if n <= limit)})
+    usual = (128, 512, config.context if config.positions == "learned" else 2048)
+    lengths = sorted({length, *(n for n in usual if n <= limit)})
     return Plan(parameters(config), [Cost.at(config, n) for n in lengths], measure_memory(recipe, length))
 
 

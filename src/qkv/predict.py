@@ -62,6 +62,7 @@ class Prediction:
 class Padded:
     """Texts of similar length side by side, padded on the right."""
 
+    numbers: list[int]  # which of all texts these are
     texts: list[str]
     encoded: list[Encoded]
     tokens_BL: Tensor
@@ -69,7 +70,8 @@ class Padded:
     keep_BL: Tensor
 
     @staticmethod
-    def of(texts: list[str], encoded: list[Encoded]) -> Padded:
+    def of(numbers: list[int], texts: Sequence[str], everything: list[Encoded]) -> Padded:
+        encoded = [everything[n] for n in numbers]
         length = max(len(one.ids) for one in encoded)
         shape = (len(encoded), length)
         tokens_BL, segments_BL = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
@@ -78,7 +80,7 @@ class Padded:
             tokens_BL[row, : len(one.ids)] = torch.tensor(one.ids, dtype=torch.long)
             segments_BL[row, : len(one.ids)] = torch.tensor(one.segments, dtype=torch.long)
             keep_BL[row, : len(one.ids)] = True
-        return Padded(texts, encoded, tokens_BL, segments_BL, keep_BL)
+        return Padded(numbers, [texts[n] for n in numbers], encoded, tokens_BL, segments_BL, keep_BL)
 
 
 class Predictor:
@@ -88,10 +90,17 @@ class Predictor:
         self.model, self.config, self.names = model.eval(), config.resolve(), names
         self._tokenizer = tokenizer
 
+    def __repr__(self) -> str:
+        c = self.config
+        return f"<{c.family}, {c.layers} layers, {c.width} wide, head {c.head}: .predict(texts), .embed(texts)>"
+
     @property
     def tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
-            raise UserError("this model has no tokenizer: its folder holds no tokenizer.json, which text needs")
+            raise UserError(
+                "this model has no tokenizer: its folder holds no tokenizer.json, which text needs; "
+                "AutoTokenizer.from_pretrained(folder).save_pretrained(folder) of transformers writes one"
+            )
         if self._tokenizer.size > self.config.vocabulary:
             sizes = f"{self._tokenizer.size} tokens, the model's vocabulary {self.config.vocabulary}"
             raise UserError(f"tokenizer and model do not belong together: tokenizer.json has {sizes}")
@@ -102,6 +111,7 @@ class Predictor:
 
         `top` words are given for each mask. An answer has at most `max_tokens`: 64, or half of a shorter context.
         """
+        texts = _listed_texts(texts)
         if max_tokens is None:
             bounded = self.config.positions == "learned"
             max_tokens = max(1, min(USUAL_ANSWER, self.config.context // 2)) if bounded else USUAL_ANSWER
@@ -113,7 +123,9 @@ class Predictor:
         if head in ("classes", "grade"):
             return self._in_batches(texts, self._judge)
         if head == "none":
-            raise UserError("this model has no head to predict with; accepted: .embed(texts), or fine-tune it first")
+            raise UserError(
+                "this model has no head to predict with, only vectors: from Python, qkv.load(folder).embed(texts)"
+            )
         if isinstance(model, Encoder):
             return self._in_batches(texts, lambda batch: self._fill(model, batch, top))
         room = max_tokens if isinstance(model, Decoder) else 0
@@ -121,6 +133,7 @@ class Predictor:
 
     def embed(self, texts: Sequence[str], *, pool: str = "mean") -> NDArray[np.float32]:
         """A vector for each text (N, D): the mean of its tokens' last hidden states, the first ([CLS]) or the last."""
+        texts = _listed_texts(texts)
         if pool not in POOLS:
             raise UserError(f"pool = {pool!r}: must be one of {listed(POOLS)}")
         cut: list[str] = []
@@ -145,14 +158,15 @@ class Predictor:
             positions = self.names.longest or self.config.context
             limit = positions - room
             if limit < 1:
-                raise UserError(f"max_tokens = {room} leaves no room: this model has {positions} positions")
+                most = f"this model has {positions} positions, so at most {positions - 1}"
+                raise UserError(f"max_tokens = {room} leaves no room: {most}")
         encoded = self.tokenizer.encode(texts, limit, cut="left" if room else "right")
         for number, one in enumerate(encoded, 1):
             if not one.ids:
                 raise UserError(f"text {number} is empty: this model needs at least one token to go on from")
         answers: dict[int, T] = {}
         for numbers in _batches([len(one.ids) for one in encoded]):
-            batch = Padded.of([texts[n] for n in numbers], [encoded[n] for n in numbers])
+            batch = Padded.of(numbers, texts, encoded)
             answers.update(zip(numbers, answer(batch), strict=True))
         return [answers[n] for n in range(len(texts))]
 
@@ -189,7 +203,7 @@ class Predictor:
         if len(without):
             row = int(without[0])
             where = " in the part of it that fits" if batch.encoded[row].cut else ""
-            found = f"{batch.texts[row][:60]!r} has no {mask or 'mask token'}{where}"
+            found = f"text {batch.numbers[row] + 1}, {batch.texts[row][:60]!r}, has no {mask or 'mask token'}{where}"
             raise UserError(f"{found}; write it where a word is missing")
         shares_NV = model.logits(self._hidden(batch)[places_BL]).softmax(-1)
         best = shares_NV.topk(top)
@@ -231,6 +245,17 @@ class Predictor:
             Prediction(text, output=self.tokenizer.decode(ids), log_probability=total, cut=one.cut)
             for text, one, ids, total in rows
         ]
+
+
+def _listed_texts(texts: Sequence[str]) -> list[str]:
+    """Texts as a list. One string is a sequence of letters to Python, and surely not meant as such."""
+    if isinstance(texts, str):
+        raise UserError(f"texts is one string, {texts[:40]!r}; give a list of texts: [{texts[:40]!r}]")
+    found = list(texts)
+    for number, text in enumerate(found, 1):
+        if not isinstance(text, str):
+            raise UserError(f"text {number} is of type {type(text).__name__}; must be str")
+    return found
 
 
 def _begin(model: Decoder | EncoderDecoder, batch: Padded, names: Names) -> tuple[Tensor, Cache]:

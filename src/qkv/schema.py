@@ -156,6 +156,9 @@ def _sentence(section: type[Section], detail: ErrorDetails) -> str:
     path, found = _short(repr(".".join(names))[1:-1]), _shown(detail["input"])
     inner = _section_at(section, names[:-1])
     if detail["type"] == "extra_forbidden":
+        for table, field in inner.model_fields.items():  # a key without its table
+            if isinstance(field.annotation, type) and names[-1] in getattr(field.annotation, "model_fields", ()):
+                return f"{path}: unknown key; did you mean {table}.{names[-1]}?"
         return f"{path}: unknown key; {nearest(names[-1], inner.model_fields)}"
     if detail["type"] == "value_error":
         return (f"[{path}] " if path else "") + str(detail["ctx"]["error"])

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 a failure, 2 a mistake in what the user wrote.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -143,7 +144,9 @@ def _texts(texts: list[str] | None, file: Path | None) -> list[str]:
 @app.command()
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A Hugging Face folder.")],
-    output: Annotated[Path, typer.Option("-o", metavar="DIR", help="The folder to write; must not exist yet.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write; must not exist yet.")
+    ],
     to: Annotated[str, typer.Option(metavar="FORMAT", help="hf: a folder that transformers loads as it is.")] = "hf",
 ) -> None:
     """A model for the rest of the world, with a certificate that it gives the same numbers there."""
@@ -154,10 +157,19 @@ def export(
     certificate = export_hf(run, output)
     print(f"{output}: {certificate.architecture}")
     print(f"largest difference to {certificate.peer}: {certificate.difference:.2e} over {certificate.scores:,} scores")
+    if not certificate.independent:
+        print(
+            "note: transformers is not installed, so qkv was compared with itself only; "
+            "for the real certificate: pip install -c constraints.txt -e '.[export]'",
+            file=sys.stderr,
+        )
 
 
 def main() -> None:
     """The `qkv` command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 shows ? for what it has not
     try:
         app()
     except UserError as error:

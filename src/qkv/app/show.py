@@ -32,7 +32,8 @@ def show_plan(console: Console, source: str, recipe: Recipe, made: plan.Plan) ->
     config = recipe.model
     console.rule(f"[bold]{escape(source)}", align="left")
     if config.preset != "none":
-        console.print(presets.citation(config.preset))
+        as_it_is = config == presets.load(config.preset).replace(preset=config.preset)
+        console.print(("" if as_it_is else "Changed from: ") + presets.citation(config.preset))
     console.print("\n[bold]Parameters")
     console.print(_parameters_table(made))
     both = ", for a source and a target token together" if config.family == "encoder-decoder" else ""

@@ -69,7 +69,8 @@ def open_folder(path: Path) -> Folder:
     """Check a folder and read what describes it. No tensor is read: shapes come from the headers of the files."""
     try:
         if not path.is_dir():
-            raise UserError(f"{path}: {'not a folder' if path.exists() else 'no such folder'}; {ACCEPTED}")
+            problem = "not a folder" if path.exists() else "no such folder, and nothing is downloaded"
+            raise UserError(f"{path}: {problem}; {ACCEPTED}")
         config = _read_json(path, CONFIG)
         if config is None:
             raise UserError(f"{path}: has no {CONFIG}; {ACCEPTED}")
@@ -164,7 +165,12 @@ def _open_weights(folder: Path, name: str) -> Any:
     if file is None:
         raise UserError(f"{folder / name}: named in {INDEX}, but there is no such file")
     with file.open("rb") as opened:
-        header = int.from_bytes(opened.read(8), "little")
+        start = opened.read(16)
+    if start.startswith(b"version https://"):
+        raise UserError(
+            f"{folder / name}: a pointer of Git LFS, not the weights; `git lfs pull` in that folder gets them"
+        )
+    header = int.from_bytes(start[:8], "little")
     try:
         if header > LARGEST_TEXT:
             raise SafetensorError(f"its header would be {header:,} bytes, more than {LARGEST_TEXT:,}")

@@ -21,6 +21,13 @@ def grid(keep: Tensor | None) -> Tensor | None:
     return keep[:, None, None, :] if keep.ndim == 2 else keep[:, None]
 
 
+def check_shape(name: str, keep: Tensor | None, rows: int, queries: int, keys: int) -> None:
+    """A mask of another size would be stretched to fit where it can, silently."""
+    fitting = [(rows, keys), (rows, queries, keys)]
+    if keep is not None and tuple(keep.shape) not in fitting:
+        raise UserError(f"{name} has the shape {tuple(keep.shape)}; must be {fitting[0]} or {fitting[1]}")
+
+
 def causal(pos_q: Tensor, pos_k: Tensor) -> Tensor:
     """No position sees a later one (B or 1, 1, L, S).
 

@@ -21,7 +21,7 @@ from qkv.model.cache import Cache, KeyValue
 from qkv.model.dropout import Dropout
 from qkv.model.heads import TextHead, WordHead
 from qkv.model.layers import Block
-from qkv.model.masks import both, causal, grid, positions_of
+from qkv.model.masks import both, causal, check_shape, grid, positions_of
 from qkv.model.positions import Positions
 from qkv.schema import UserError
 
@@ -36,6 +36,9 @@ class Embedding(nn.Module):
         self.factor = width**0.5 if scaled else 1.0
 
     def forward(self, tokens_BL: Tensor, segments_BL: Tensor | None = None) -> Tensor:
+        if tokens_BL.ndim != 2 or tokens_BL.is_floating_point():
+            found = f"shape {tuple(tokens_BL.shape)} and dtype {tokens_BL.dtype}"
+            raise UserError(f"tokens have {found}; must be whole numbers of shape (rows, length)")
         x_BLD = _looked_up("token", tokens_BL, self.table_VD)
         if self.factor != 1.0:
             x_BLD = x_BLD * self.factor
@@ -85,6 +88,11 @@ class Stack(nn.Module):
         if x_BLD.shape[1] == 0:
             raise UserError("a sequence of no tokens; a model needs at least one")
         pos_k = pos if cache is None else torch.cat([cache.pos_NS, pos], 1)
+        rows, length = x_BLD.shape[:2]
+        check_shape("keep", keep, rows, length, pos_k.shape[1])
+        if memory:
+            _check_rows(rows, len(memory[0].k_NHSK))
+            check_shape("the source's keep", memory_keep, rows, length, memory[0].k_NHSK.shape[2])
         allowed = both(grid(keep), causal(pos, pos_k)) if self.causal else grid(keep)
         view = View(self.positions, self.positions.frame(pos, pos_k, x_BLD), allowed, attend)
         memory_view = View(keep=grid(memory_keep), attend=attend)  # how far a source word is away means nothing
@@ -103,6 +111,7 @@ class Stack(nn.Module):
 
     def step(self, x_NLD: Tensor, cache: Cache, keep_NL: Tensor | None, attend: Attend | None) -> tuple[Tensor, Cache]:
         """Go on with L new tokens (a prompt, then one at a time): their hidden states, and the longer memory."""
+        _check_rows(len(x_NLD), len(cache.pos_NS))
         pos_NL = cache.last_positions() + 1 + positions_of(x_NLD, keep_NL)
         if keep_NL is None:
             keep_NL = torch.ones_like(pos_NL, dtype=torch.bool)
@@ -132,8 +141,8 @@ class Encoder(nn.Module):
         attend: Attend | None = None,
     ) -> Tensor:
         """Hidden states (B, L, D). `keep` (B, L) hides padding; (B, L, L) allows pairs."""
-        pos = positions_of(tokens_BL, keep) if pos is None else pos
-        return self.stack(self.embedding(tokens_BL, segments_BL), pos, keep, attend=attend)[0]
+        x_BLD = self.embedding(tokens_BL, segments_BL)
+        return self.stack(x_BLD, positions_of(x_BLD, keep) if pos is None else pos, keep, attend=attend)[0]
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Scores for every word at the given hidden states, of any leading shape: ask only where there is a target."""
@@ -151,8 +160,8 @@ class Decoder(nn.Module):
         self, tokens_BL: Tensor, keep: Tensor | None = None, *, pos: Tensor | None = None, attend: Attend | None = None
     ) -> Tensor:
         """Hidden states (B, L, D), all positions at once: one pass trains them all. `keep` as in Encoder."""
-        pos = positions_of(tokens_BL, keep) if pos is None else pos
-        return self.stack(self.embedding(tokens_BL), pos, keep, attend=attend)[0]
+        x_BLD = self.embedding(tokens_BL)
+        return self.stack(x_BLD, positions_of(x_BLD, keep) if pos is None else pos, keep, attend=attend)[0]
 
     def start(self, rows: int) -> Cache:
         """The cache of a decoder that has read nothing."""
@@ -194,17 +203,17 @@ class EncoderDecoder(nn.Module):
         """Hidden states of the target (B, L, D), all positions at once. `memory_keep` (B, L, S) says which target word
         may ask which source word, for several pairs in one row; else `source_keep` does."""
         memory = self.decoder.remember(self.encode(source_BS, source_keep, pos=source_pos, attend=attend))
-        pos = positions_of(target_BL, target_keep) if target_pos is None else target_pos
         memory_keep = source_keep if memory_keep is None else memory_keep
         x_BLD = self._embed_target(target_BL)
+        pos = positions_of(x_BLD, target_keep) if target_pos is None else target_pos
         return self.decoder(x_BLD, pos, target_keep, memory=memory, memory_keep=memory_keep, attend=attend)[0]
 
     def encode(
         self, source_BS: Tensor, keep: Tensor | None = None, *, pos: Tensor | None = None, attend: Attend | None = None
     ) -> Tensor:
         """What the decoder will ask: the source's last hidden states (B, S, D)."""
-        pos = positions_of(source_BS, keep) if pos is None else pos
-        return self.encoder(self.embedding(source_BS), pos, keep, attend=attend)[0]
+        x_BSD = self.embedding(source_BS)
+        return self.encoder(x_BSD, positions_of(x_BSD, keep) if pos is None else pos, keep, attend=attend)[0]
 
     def start(self, memory_NSD: Tensor, keep_NS: Tensor | None = None) -> Cache:
         """The cache of a decoder that has read a source and written nothing."""
@@ -231,6 +240,11 @@ def _word_scores(words: WordHead | None, hidden_ND: Tensor, table_VD: Tensor) ->
     if words is None:
         raise UserError("this model was built without a word head; accepted: model.head = 'words' or 'pretraining'")
     return words(hidden_ND, table_VD)
+
+
+def _check_rows(rows: int, remembered: int) -> None:
+    if rows != remembered:
+        raise UserError(f"tokens have {rows} rows, but what is remembered has {remembered}")
 
 
 def _looked_up(what: str, ids: Tensor, table: Tensor) -> Tensor:
