@@ -131,3 +131,11 @@ def test_every_preset_loads_in_transformers_as_it_is(name: str, tmp_path: Path) 
     assert not report["missing_keys"]
     assert not report["unexpected_keys"]
     certify(model.eval(), config, written, tmp_path / "m").must_hold()
+
+
+@pytest.mark.parametrize("context", [1, 3, 11])
+def test_a_short_context_is_certified_with_short_texts(context: int, tmp_path: Path) -> None:
+    """And the card says which lengths were really compared."""
+    export_hf(make_folder(tmp_path / "in", "complete", context=context), tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"texts of {', '.join(3 * [str(max(1, min(7, context - 2)))]) if context < 9 else '7, 9, 9'} tokens" in card

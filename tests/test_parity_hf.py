@@ -27,7 +27,8 @@ from qkv.exchange.hf import ARCHITECTURES, read_model, write_model
 from qkv.model import Decoder, EncoderDecoder, Model
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: nothing here may ask the network
-transformers: Any = pytest.importorskip("transformers")
+import transformers
+
 transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 

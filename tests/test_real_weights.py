@@ -88,8 +88,9 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_real_sentence_encoder(minilm: Path) -> None:
     """Hidden states and pooled vectors as those of `transformers`, within 1e-5 in float32; by the mean of its tokens
     each sentence is nearest to its paraphrase; and all pairs have the same order of likeness in both."""
-    transformers: Any = pytest.importorskip("transformers")
-    tokenizers: Any = pytest.importorskip("tokenizers")
+    import tokenizers
+    import transformers
+
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     tokenizer = tokenizers.Tokenizer.from_file(str(minilm / "tokenizer.json"))

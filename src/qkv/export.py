@@ -66,7 +66,7 @@ def export_hf(run: Path, target: Path) -> Certificate:
 @torch.no_grad()
 def certify(model: Model, config: ModelConfig, written: Written, folder: Path) -> Certificate:
     """Scores of the model and of the folder for the same tokens; by `transformers` where it is installed."""
-    texts = [_tokens(min(length, config.context - 2) or 1, config.vocabulary) for length in LENGTHS]
+    texts = [_tokens(length, config.vocabulary) for length in _lengths(config)]
     ours = torch.cat([_scores(model, tokens) for tokens in texts])
     if peer.is_installed():
         theirs, witness = peer.their_scores(written.name, folder, texts)
@@ -75,6 +75,11 @@ def certify(model: Model, config: ModelConfig, written: Written, folder: Path) -
         theirs, witness = torch.cat([_scores(again, tokens) for tokens in texts]), f"qkv {__version__}, read back"
     difference, largest = (ours - theirs).abs().max().item(), ours.abs().max().item()
     return Certificate(written.name, witness, difference, largest, ours.numel(), independent=peer.is_installed())
+
+
+def _lengths(config: ModelConfig) -> list[int]:
+    """Lengths of the texts that are compared, within the positions there are (of BART's, two cannot be used)."""
+    return [max(1, min(length, config.context - 2)) for length in LENGTHS]
 
 
 def _tokens(length: int, vocabulary: int) -> Tensor:
@@ -95,7 +100,7 @@ def _scores(model: Model, tokens_1L: Tensor) -> Tensor:
 def _card(title: str, config: ModelConfig, written: Written, certificate: Certificate) -> str:
     """The README.md of an exported folder."""
     count = sum(tensor.numel() for tensor in written.tensors.values())
-    lengths = ", ".join(str(length) for length in LENGTHS)
+    lengths = ", ".join(str(length) for length in _lengths(config))
     alone = "" if certificate.independent else "\nThis compares qkv with itself only: transformers was not installed.\n"
     return f"""# {title}
 

@@ -25,7 +25,7 @@ ScoreFunction = Callable[[Tensor, Tensor], Tensor]  # q_BHLK, k_BHSK -> scores_B
 
 
 class Linear(nn.Linear):
-    """A linear map that draws no random numbers while it is only laid out: half the time of laying out a model."""
+    """A linear map that draws no random numbers while it is only laid out, which would take most of that time."""
 
     def reset_parameters(self) -> None:
         if not self.weight.is_meta:
@@ -71,9 +71,7 @@ def fused(q_BHLK: Tensor, k_BHSK: Tensor, v_BHSK: Tensor, how: How) -> Tensor:
     if how.drop.training and how.drop.share:
         raise ValueError("fused attention has no dropout inside; use attend=plain for attention_dropout")
     mask = how.keep
-    if (
-        how.bias is not None
-    ):  # hidden pairs as minus infinity, never a large number: a query that sees nothing gives exactly 0
+    if how.bias is not None:  # hidden pairs as -inf, never a large number: a query that sees nothing gives exactly 0
         mask = how.bias if how.keep is None else how.bias.masked_fill(~how.keep, -torch.inf)
     return F.scaled_dot_product_attention(q_BHLK, k_BHSK, v_BHSK, attn_mask=mask, scale=1.0)
 
