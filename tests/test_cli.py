@@ -58,7 +58,7 @@ def test_help_recipe_is_itself_a_recipe(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["plan", "bert-bse"], "bert-bse: neither a preset nor a TOML file; did you mean bert-base?"),
+        (["plan", "bert-bse"], "bert-bse: neither a recipe, a preset nor a TOML file; did you mean bert-base?"),
         (["plan", "missing.toml"], "missing.toml: no such file; a recipe is a TOML file"),
         (["plan", "gpt2", "--set", "model.layers"], "--set model.layers: must have the form key=value"),
         (["plan", "gpt2", "--set", "model.layres=3"], "model.layres: unknown key; did you mean layers?"),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from qkv import plan, presets
+from qkv import plan, presets, recipes
 from qkv.config import Family, ModelConfig, Positions, Recipe
 from qkv.model import EncoderDecoder, build_model, lay_out, plain
 from qkv.schema import UserError
@@ -76,9 +76,9 @@ def test_memory_for_activations_is_what_a_real_pass_keeps(family: Family, scheme
 
 
 def test_memory_grows_with_the_batch_and_shrinks_with_micro_batches() -> None:
-    recipe = presets.resolve("bert-tiny")
-    large = presets.resolve("bert-tiny", ["train.batch_tokens=8192"])
-    split = presets.resolve("bert-tiny", ["train.batch_tokens=8192", "train.micro_batches=2"])
+    recipe = recipes.resolve("bert-tiny")
+    large = recipes.resolve("bert-tiny", ["train.batch_tokens=8192"])
+    split = recipes.resolve("bert-tiny", ["train.batch_tokens=8192", "train.micro_batches=2"])
     small, big, half = (plan.measure_memory(r, 128) for r in (recipe, large, split))
     assert big.activations > 1.9 * small.activations
     assert half.activations == small.activations
@@ -94,10 +94,10 @@ def test_attention_is_the_part_that_grows_with_length() -> None:
 @pytest.mark.parametrize("length", [0, -1, 513])
 def test_a_length_the_model_cannot_have_is_refused(length: int) -> None:
     with pytest.raises(UserError, match=f"length = {length}: must be at least 1 and at most 512 for this model"):
-        plan.make_plan(presets.resolve("bert-base"), length)
+        plan.make_plan(recipes.resolve("bert-base"), length)
 
 
 def test_the_largest_preset_is_planned_without_its_memory() -> None:
-    made = plan.make_plan(presets.resolve("llama2-7b"))
+    made = plan.make_plan(recipes.resolve("llama2-7b"))
     assert made.total == 6_738_415_616
     assert made.memory.weights == 4 * made.total

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import qkv
-from qkv import presets
+from qkv import presets, recipes
 from qkv.config import FAMILIES_OF_TASK, ModelConfig
 from qkv.model import build, build_model, lay_out
 from qkv.runtime import memory_bytes
@@ -40,7 +40,7 @@ SIZES = {  # width, heads, layers, feedforward, vocabulary, as printed in the pa
 
 def refused(source: str, *settings: str) -> str:
     with pytest.raises(UserError) as caught:
-        presets.resolve(source, settings)
+        recipes.resolve(source, settings)
     return str(caught.value)
 
 
@@ -135,48 +135,48 @@ def test_only_exact_names_are_presets(name: str) -> None:
 
 @pytest.mark.parametrize("name", presets.names())
 def test_a_preset_name_gives_a_recipe_with_a_fitting_task(name: str) -> None:
-    recipe = presets.resolve(name)
+    recipe = recipes.resolve(name)
     assert recipe.model == presets.load(name).replace(preset=name)
     assert recipe.model.family in FAMILIES_OF_TASK[recipe.task]
     assert presets.expand(tomllib.loads(recipe.to_toml())) == recipe  # a stored recipe names its preset and holds
 
 
 def test_each_family_has_a_task() -> None:
-    tasks = {name: presets.resolve(name).task for name in ("bert-base", "gpt2", "vaswani-base")}
+    tasks = {name: recipes.resolve(name).task for name in ("bert-base", "gpt2", "vaswani-base")}
     assert tasks == {"bert-base": "classify", "gpt2": "complete", "vaswani-base": "translate"}
 
 
 def test_settings_change_a_preset() -> None:
-    recipe = presets.resolve("bert-tiny", ["model.layers=3", "train.dropout=0.25", "task=fill", "model.head=words"])
+    recipe = recipes.resolve("bert-tiny", ["model.layers=3", "train.dropout=0.25", "task=fill", "model.head=words"])
     assert recipe.model == presets.load("bert-tiny").replace(preset="bert-tiny", layers=3, head="words")
     assert (recipe.task, recipe.train.dropout) == ("fill", 0.25)
 
 
 def test_a_file_lays_its_keys_over_its_preset(tmp_path: Path) -> None:
     source = written(tmp_path, 'task = "complete"\nseed = 5\n[model]\npreset = "gpt-nano"\nlayers = 2\ncontext = 64\n')
-    recipe = presets.resolve(source)
+    recipe = recipes.resolve(source)
     assert recipe.model == presets.load("gpt-nano").replace(preset="gpt-nano", layers=2, context=64)
     assert (recipe.task, recipe.seed) == ("complete", 5)
-    again = presets.resolve(source, ["model.layers=7", "seed=6"])
+    again = recipes.resolve(source, ["model.layers=7", "seed=6"])
     assert (again.model.layers, again.model.context, again.model.width, again.seed) == (7, 64, 48, 6)
-    other = presets.resolve(source, ["model.preset=gpt2"])
+    other = recipes.resolve(source, ["model.preset=gpt2"])
     assert (other.model.layers, other.model.context, other.model.width) == (2, 64, 768)
 
 
 def test_a_file_without_a_preset_stands_alone(tmp_path: Path) -> None:
-    assert presets.resolve(written(tmp_path, "[model]\nlayers = 2\n")).model == ModelConfig(layers=2)
-    assert presets.resolve(written(tmp_path, '[model]\npreset = "none"\n')).model == ModelConfig()
-    assert presets.resolve(written(tmp_path, "")).model == ModelConfig()
+    assert recipes.resolve(written(tmp_path, "[model]\nlayers = 2\n")).model == ModelConfig(layers=2)
+    assert recipes.resolve(written(tmp_path, '[model]\npreset = "none"\n')).model == ModelConfig()
+    assert recipes.resolve(written(tmp_path, "")).model == ModelConfig()
 
 
 def test_a_file_needs_no_toml_ending(tmp_path: Path) -> None:
     source = written(tmp_path, "[model]\nlayers = 2\n", name="recipe.txt")
-    assert presets.resolve(source).model.layers == 2
+    assert recipes.resolve(source).model.layers == 2
 
 
 def test_a_source_that_is_nothing_names_the_nearest_preset() -> None:
-    assert refused("gpt3") == f"gpt3: neither a preset nor a TOML file; did you mean gpt2? known: {KNOWN}"
-    assert refused("zzzz") == f"zzzz: neither a preset nor a TOML file; known: {KNOWN}"
+    assert refused("gpt3") == f"gpt3: neither a recipe, a preset nor a TOML file; did you mean gpt2? known: {KNOWN}"
+    assert refused("zzzz") == f"zzzz: neither a recipe, a preset nor a TOML file; known: {KNOWN}"
     assert refused("zzzz.toml") == "zzzz.toml: no such file; a recipe is a TOML file"
 
 

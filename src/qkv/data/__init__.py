@@ -1,0 +1,1 @@
+"""Token ids to batches: tokenised once, cut and ordered without state. Knows no model."""

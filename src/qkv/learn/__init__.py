@@ -1,0 +1,1 @@
+"""How weights are learnt: loss, optimiser, metrics, one loop."""
