@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from qkv.api import load
+    from qkv.api import evaluate, load, train
 
 __version__ = "0.1.0"
-__all__ = ["load"]
+__all__ = ["evaluate", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:

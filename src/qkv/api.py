@@ -1,20 +1,87 @@
-"""The same from Python: `qkv.load(folder)` gives what `qkv predict` uses."""
+"""The same from Python: `qkv.load(run)`, `qkv.train(recipe)`, `qkv.evaluate(run)`."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 
-from qkv.exchange.folder import open_folder
-from qkv.exchange.hf import read_model
-from qkv.exchange.names import names_of
-from qkv.predict import Predictor
-from qkv.text.tokenizer import Tokenizer
+from qkv import recipes
+from qkv.config import DataConfig, Recipe
+from qkv.data.prepare import Source, open_source
+from qkv.learn.evaluate import score_rows
+from qkv.learn.finish import finish, test_rows
+from qkv.learn.metrics import Scores
+from qkv.learn.session import Session, open_session
+from qkv.learn.train import Report
+from qkv.predict import Predictor, load_predictor
+from qkv.run import Run
+from qkv.schema import UserError
+
+Say = Callable[[str], None]
+
+
+def _silent(sentence: str) -> None:
+    pass
 
 
 def load(run: str | PathLike[str]) -> Predictor:
-    """A model and its tokenizer from a Hugging Face folder: `.predict(texts)`, `.embed(texts)`, `.model`, `.config`."""
-    folder = open_folder(Path(run))
-    model, config = read_model(folder)
-    tokenizer = Tokenizer.from_file(folder.tokenizer) if folder.tokenizer else None
-    return Predictor(model, config, tokenizer, names_of(folder, config))
+    """A model from a run or a Hugging Face folder: `.predict(texts)`, `.embed(texts)`, `.model`, `.config`."""
+    return load_predictor(Path(run))
+
+
+@contextmanager
+def training(recipe: Recipe, output: Path, say: Say = _silent) -> Iterator[Session]:
+    """A training in a folder, begun or resumed, with the folder locked. `session.reports()` does the work."""
+    with Run(output).lock():
+        yield open_session(recipe, output, say)
+
+
+def train(
+    recipe: str | PathLike[str] | Recipe,
+    output: str | PathLike[str] | None = None,
+    *,
+    settings: list[str] | None = None,
+    on_report: Callable[[Report], None] = lambda report: None,
+) -> Predictor:
+    """Train a recipe (a name, a TOML file or a Recipe) in a folder (default runs/NAME), or go on where it stopped; and
+    load what came out. `settings` are dotted, as `train.epochs=2`."""
+    resolved = recipe if isinstance(recipe, Recipe) else recipes.resolve(os.fspath(recipe), settings or ())
+    if isinstance(recipe, Recipe) and output is None:
+        raise UserError("output: say where the run goes, for example output='runs/mine'")
+    folder = Path(output) if output is not None else default_output(os.fspath(recipe))  # type: ignore[arg-type]
+    with training(resolved, folder) as session:
+        for report in session.reports():
+            on_report(report)
+        finish(session)
+    return load(folder)
+
+
+def default_output(recipe: str) -> Path:
+    """runs/NAME, for a recipe's name or file."""
+    return Path("runs") / Path(recipe).name.removesuffix(".toml")
+
+
+def evaluate(run: str | PathLike[str], data: str | None = None, say: Say = _silent) -> dict[str, Scores]:
+    """Scores of a run on its own test rows, or of any classifier on a file with the columns its recipe names."""
+    path = Path(run)
+    predictor = load(path)
+    if predictor.config.head != "classes":
+        raise UserError(f"{path}: is no classifier, its head is {predictor.config.head!r}; accepted: classes")
+    own = Run(path).recipe
+    if data is None:
+        if own is None:
+            raise UserError(f"{path}: has no recipe.toml that says what to evaluate on; give --data FILE")
+        return score_rows(predictor, test_rows(open_source(own.data, say)))
+    source = open_source(_other_data(own, data), say)
+    return score_rows(predictor, ((source.label_of(row), row) for _, row in source.rows()))
+
+
+def _other_data(own: Recipe | None, data: str) -> DataConfig:
+    settings = own.data if own is not None else DataConfig()
+    return settings.replace(corpus=data, validation="split", test="split")
+
+
+__all__ = ["Source", "default_output", "evaluate", "load", "train", "training"]

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Table
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from qkv.learn.metrics import Bin
+
 _EIGHTHS = " ▏▎▍▌▋▊▉"
+_BLUE, _ORANGE = (0, 114, 178), (230, 159, 0)  # of Okabe and Ito (2008), which the colour-blind tell apart
+_STRONGEST = 3  # words that are marked, not only coloured
+_FAINT = 0.05  # share of the strongest score below which a word is left as it is
 
 
 def bar(share: float, width: int = 20) -> str:
@@ -35,6 +42,49 @@ def _cell(share: float, hidden: str) -> Text:
     level = round(255 - 175 * share)
     ink = "white" if share > 0.55 else "black"
     return Text(f" {share:.2f}".replace("0.", ".") + " ", style=f"{ink} on rgb({level},{min(255, level + 15)},255)")
+
+
+def coloured_words(words: Sequence[tuple[str, float]]) -> Text:
+    """A text with each word on a shade of its score: blue above 0 (for the label), orange below (against it).
+
+    The three strongest are bold, underlined and followed by (+) or (-), so that it reads the same without colour.
+    Put together, the words are the text: blanks around a word stay uncoloured.
+    """
+    most = max((abs(score) for _, score in words), default=0.0)
+    by_strength = sorted(range(len(words)), key=lambda number: -abs(words[number][1]))
+    strongest = {number for number in by_strength[:_STRONGEST] if abs(words[number][1]) > _FAINT * most}
+    text = Text()
+    for number, (word, score) in enumerate(words):
+        core = word.strip()
+        before, _, after = word.partition(core) if core else (word, "", "")
+        marked = number in strongest
+        style = _shade(score / most, marked) if abs(score) > _FAINT * most else ""
+        text.append(before)
+        text.append(core + ("(+)" if score > 0 else "(-)") * marked, style)
+        text.append(after)
+    return text
+
+
+def _shade(share: float, marked: bool) -> str:
+    """A style for a score between -1 and 1: the colour thinned with white."""
+    red, green, blue = (round(255 - abs(share) * (255 - part)) for part in (_BLUE if share > 0 else _ORANGE))
+    ink = "white" if share > 0.7 else "black"
+    return f"{'bold underline ' if marked else ''}{ink} on rgb({red},{green},{blue})"
+
+
+def reliability_table(bins: Sequence[Bin]) -> Table:
+    """Whether probabilities may be trusted: how sure the answers of a bin were, and how many were right."""
+    table = Table(box=None, padding=(0, 1))
+    for name in ("confidence", "answers", "sure", "right", "gap"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for one in bins:
+        if one.count:
+            gap = one.accuracy - one.confidence
+            said = "too sure" if gap <= -0.05 else "too careful" if gap >= 0.05 else ""
+            span = f"{one.low:.2f} to {one.high:.2f}"
+            table.add_row(span, f"{one.count:,}", f"{one.confidence:.3f}", f"{one.accuracy:.3f}", f"{gap:+.3f}", said)
+    return table
 
 
 def readable(number: float) -> str:

@@ -13,8 +13,9 @@ from qkv import __version__
 from qkv.config import ModelConfig
 from qkv.exchange import peer
 from qkv.exchange.folder import open_folder, write_folder
-from qkv.exchange.hf import Written, read_model, write_model
+from qkv.exchange.hf import read_model, write_model
 from qkv.exchange.names import carried
+from qkv.exchange.written import Written
 from qkv.model.transformer import EncoderDecoder, Model
 from qkv.schema import UserError
 

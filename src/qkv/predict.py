@@ -9,6 +9,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,11 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qkv.config import ModelConfig
+from qkv.data.examples import windows
 from qkv.decode import greedy
-from qkv.exchange.names import Names
+from qkv.exchange.folder import open_folder
+from qkv.exchange.hf import read_model
+from qkv.exchange.names import Names, names_of
 from qkv.model.cache import Cache
 from qkv.model.heads import POOLS
 from qkv.model.transformer import Decoder, Encoder, EncoderDecoder, Model
+from qkv.run import WEIGHTS, Run
 from qkv.schema import UserError, listed
 from qkv.text.tokenizer import Encoded, Tokenizer
 
@@ -29,13 +34,14 @@ BATCH_TOKENS = 8192  # of one forward pass, padding counted
 USUAL_ANSWER = 64  # tokens of a continuation or translation, unless asked otherwise
 LONGEST_ANSWER = 100_000
 T = TypeVar("T")
+Text = str | tuple[str, str]  # one text, or a pair
 
 
 @dataclass(frozen=True)
 class Prediction:
     """What a model says about one text. Which fields are filled depends on its task."""
 
-    text: str
+    text: Text
     label: str | None = None
     probabilities: dict[str, float] | None = None
     value: float | None = None
@@ -59,18 +65,28 @@ class Prediction:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How a trained model wants its texts. A model from elsewhere says nothing of it."""
+
+    length: int | None = None  # most tokens in one piece
+    windows: bool = False  # a longer text is read in overlapping windows, not cut
+    pairs: bool = False  # every text is a pair
+    temperature: float = 1.0  # by which its scores were divided already
+
+
+@dataclass(frozen=True)
 class Padded:
     """Texts of similar length side by side, padded on the right."""
 
     numbers: list[int]  # which of all texts these are
-    texts: list[str]
+    texts: list[Text]
     encoded: list[Encoded]
     tokens_BL: Tensor
     segments_BL: Tensor
     keep_BL: Tensor
 
     @staticmethod
-    def of(numbers: list[int], texts: Sequence[str], everything: list[Encoded]) -> Padded:
+    def of(numbers: list[int], texts: Sequence[Text], everything: list[Encoded]) -> Padded:
         encoded = [everything[n] for n in numbers]
         length = max(len(one.ids) for one in encoded)
         shape = (len(encoded), length)
@@ -86,8 +102,16 @@ class Padded:
 class Predictor:
     """A model with its tokenizer, ready to answer: `predict`, `embed`."""
 
-    def __init__(self, model: Model, config: ModelConfig, tokenizer: Tokenizer | None, names: Names) -> None:
+    def __init__(
+        self,
+        model: Model,
+        config: ModelConfig,
+        tokenizer: Tokenizer | None,
+        names: Names,
+        reading: Reading | None = None,
+    ) -> None:
         self.model, self.config, self.names = model.eval(), config.resolve(), names
+        self.reading = reading or Reading()
         self._tokenizer = tokenizer
 
     def __repr__(self) -> str:
@@ -106,10 +130,18 @@ class Predictor:
             raise UserError(f"tokenizer and model do not belong together: tokenizer.json has {sizes}")
         return self._tokenizer
 
-    def predict(self, texts: Sequence[str], *, top: int = 5, max_tokens: int | None = None) -> list[Prediction]:
+    def predict(
+        self,
+        texts: Sequence[Text],
+        *,
+        top: int = 5,
+        max_tokens: int | None = None,
+        seen: Callable[[int], None] = lambda count: None,
+    ) -> list[Prediction]:
         """An answer for each text, in order: a label, a grade, words for the mask, a continuation or a translation.
 
         `top` words are given for each mask. An answer has at most `max_tokens`: 64, or half of a shorter context.
+        `seen` is told how many texts were answered, as they are.
         """
         texts = _listed_texts(texts)
         if max_tokens is None:
@@ -121,22 +153,25 @@ class Predictor:
             raise UserError(f"top = {top}: must be at least 1 and at most {self.config.vocabulary:,}")
         head, model = self.config.head, self.model
         if head in ("classes", "grade"):
-            return self._in_batches(texts, self._judge)
+            return self._judge(texts, seen)
         if head == "none":
             raise UserError(
                 "this model has no head to predict with, only vectors: from Python, qkv.load(folder).embed(texts)"
             )
+        for number, text in enumerate(texts, 1):
+            if not isinstance(text, str):
+                raise UserError(f"text {number} is a pair; this model takes one text at a time")
         if isinstance(model, Encoder):
-            return self._in_batches(texts, lambda batch: self._fill(model, batch, top))
+            return self._in_batches(texts, lambda batch: self._fill(model, batch, top), seen=seen)
         room = max_tokens if isinstance(model, Decoder) else 0
-        return self._in_batches(texts, lambda batch: self._answer(model, batch, max_tokens), room)
+        return self._in_batches(texts, lambda batch: self._answer(model, batch, max_tokens), room, seen)
 
-    def embed(self, texts: Sequence[str], *, pool: str = "mean") -> NDArray[np.float32]:
+    def embed(self, texts: Sequence[Text], *, pool: str = "mean") -> NDArray[np.float32]:
         """A vector for each text (N, D): the mean of its tokens' last hidden states, the first ([CLS]) or the last."""
         texts = _listed_texts(texts)
         if pool not in POOLS:
             raise UserError(f"pool = {pool!r}: must be one of {listed(POOLS)}")
-        cut: list[str] = []
+        cut: list[Text] = []
 
         def pooled(batch: Padded) -> list[NDArray[np.float32]]:
             cut.extend(text for text, one in zip(batch.texts, batch.encoded, strict=True) if one.cut)
@@ -144,31 +179,63 @@ class Predictor:
 
         vectors = self._in_batches(texts, pooled)
         if cut:
-            warnings.warn(f"{len(cut)} of {len(texts)} texts were cut to fit, first {cut[0][:40]!r}", stacklevel=2)
+            warnings.warn(f"{len(cut)} of {len(texts)} texts were cut to fit, first {_start(cut[0])!r}", stacklevel=2)
         return np.stack(vectors) if vectors else np.zeros((0, self.config.width), np.float32)
 
-    @torch.no_grad()
-    def _in_batches(self, texts: Sequence[str], answer: Callable[[Padded], list[T]], room: int = 0) -> list[T]:
-        """Answers in the order of the texts, computed shortest first in batches of bounded size.
-
-        `room` is how many tokens must still fit after a text; such a text is cut on the left: its end matters more.
-        """
-        limit = None
-        if self.config.positions == "learned":
-            positions = self.names.longest or self.config.context
-            limit = positions - room
-            if limit < 1:
-                most = f"this model has {positions} positions, so at most {positions - 1}"
-                raise UserError(f"max_tokens = {room} leaves no room: {most}")
-        encoded = self.tokenizer.encode(texts, limit, cut="left" if room else "right")
+    def _in_batches(
+        self,
+        texts: Sequence[Text],
+        answer: Callable[[Padded], list[T]],
+        room: int = 0,
+        seen: Callable[[int], None] = lambda count: None,
+    ) -> list[T]:
+        """Answers in the order of the texts. `room` is how many tokens must still fit after a text; such a text is cut
+        on the left: its end matters more."""
+        encoded = self.tokenizer.encode(texts, self._limit(room), cut="left" if room else "right")
         for number, one in enumerate(encoded, 1):
             if not one.ids:
                 raise UserError(f"text {number} is empty: this model needs at least one token to go on from")
+        return self._answers(texts, encoded, answer, seen)
+
+    @torch.no_grad()
+    def _answers(
+        self,
+        texts: Sequence[Text],
+        encoded: list[Encoded],
+        answer: Callable[[Padded], list[T]],
+        seen: Callable[[int], None],
+    ) -> list[T]:
+        """Answers in the order given, computed shortest first in batches of bounded size."""
         answers: dict[int, T] = {}
         for numbers in _batches([len(one.ids) for one in encoded]):
             batch = Padded.of(numbers, texts, encoded)
             answers.update(zip(numbers, answer(batch), strict=True))
-        return [answers[n] for n in range(len(texts))]
+            seen(len(numbers))
+        return [answers[n] for n in range(len(encoded))]
+
+    def _limit(self, room: int = 0) -> int | None:
+        """Most tokens a text may have: by the model's positions, and by what it was trained on."""
+        limits = [self.reading.length] if self.reading.length is not None else []
+        if self.config.positions == "learned":
+            positions = self.names.longest or self.config.context
+            if positions - room < 1:
+                most = f"this model has {positions} positions, so at most {positions - 1}"
+                raise UserError(f"max_tokens = {room} leaves no room: {most}")
+            limits.append(positions - room)
+        return min(limits, default=None)
+
+    def _pieces(self, texts: Sequence[Text]) -> tuple[list[int], list[Encoded]]:
+        """The windows of all texts: which text each belongs to, and its tokens."""
+        limit, frame = self._limit(), self.tokenizer.frame(pair=False)
+        assert limit is not None, "windows have a length"
+        room = max(1, limit - len(frame.before) - len(frame.after))
+        owners, pieces = list[int](), list[Encoded]()
+        for number, ids in enumerate(self.tokenizer.ids([str(text) for text in texts])):
+            for first, last in windows(len(ids), room):
+                piece = [*frame.before, *ids[first:last], *frame.after]
+                owners.append(number)
+                pieces.append(Encoded(piece, [0] * len(piece), cut=False))
+        return owners, pieces
 
     def _hidden(self, batch: Padded) -> Tensor:
         if isinstance(self.model, EncoderDecoder):
@@ -178,21 +245,30 @@ class Predictor:
             return self.model(batch.tokens_BL, batch.keep_BL, segments_BL=segments_BL)
         return self.model(batch.tokens_BL, batch.keep_BL)
 
-    def _judge(self, batch: Padded) -> list[Prediction]:
-        """A label with probabilities, or a grade."""
-        assert self.model.text is not None
-        scores_BC = self.model.text(self._hidden(batch), batch.keep_BL)
-        if self.config.head == "grade":
-            grades = scores_BC[:, 0].tolist()
-            return [
-                Prediction(t, value=g, cut=e.cut) for t, g, e in zip(batch.texts, grades, batch.encoded, strict=True)
-            ]
-        labels = self.names.labels
+    def _judge(self, texts: Sequence[Text], seen: Callable[[int], None]) -> list[Prediction]:
+        """A label with probabilities, or a grade: by the mean of the scores, where a text was read in windows."""
+        if self.reading.windows:
+            owners, encoded = self._pieces(texts)
+        else:
+            owners, encoded = list(range(len(texts))), self.tokenizer.encode(texts, self._limit())
+        scores = self._answers([texts[owner] for owner in owners], encoded, self._scores, seen)
+        pieces: list[list[int]] = [[] for _ in texts]
+        for number, owner in enumerate(owners):
+            pieces[owner].append(number)
         answers = []
-        for text, one, shares in zip(batch.texts, batch.encoded, scores_BC.softmax(-1).tolist(), strict=True):
-            best = labels[max(range(len(shares)), key=shares.__getitem__)]
-            answers.append(Prediction(text, best, dict(zip(labels, shares, strict=True)), cut=one.cut))
+        for text, own in zip(texts, pieces, strict=True):
+            scores_C = torch.stack([scores[n] for n in own]).mean(0)
+            cut = any(encoded[n].cut for n in own)
+            if self.config.head == "grade":
+                answers.append(Prediction(text, value=scores_C[0].item(), cut=cut))
+                continue
+            shares = dict(zip(self.names.labels, scores_C.double().softmax(-1).tolist(), strict=True))
+            answers.append(Prediction(text, max(shares, key=shares.__getitem__), shares, cut=cut))
         return answers
+
+    def _scores(self, batch: Padded) -> list[Tensor]:
+        assert self.model.text is not None
+        return list(self.model.text(self._hidden(batch), batch.keep_BL))
 
     def _fill(self, model: Encoder, batch: Padded, top: int) -> list[Prediction]:
         """Words for each mask, ranked; the output is the text with the likeliest ones put in."""
@@ -203,13 +279,14 @@ class Predictor:
         if len(without):
             row = int(without[0])
             where = " in the part of it that fits" if batch.encoded[row].cut else ""
-            found = f"text {batch.numbers[row] + 1}, {batch.texts[row][:60]!r}, has no {mask or 'mask token'}{where}"
+            found = f"text {batch.numbers[row] + 1}, {_start(batch.texts[row])!r}, has no {mask or 'mask token'}{where}"
             raise UserError(f"{found}; write it where a word is missing")
         shares_NV = model.logits(self._hidden(batch)[places_BL]).softmax(-1)
         best = shares_NV.topk(top)
         ranked = iter(zip(best.values.tolist(), best.indices.tolist(), strict=True))
         answers = []
         for text, one, masks in zip(batch.texts, batch.encoded, places_BL.sum(1).tolist(), strict=True):
+            assert isinstance(text, str), "pairs are refused before"
             pieces, output, sure, alternatives = text.split(str(mask)), "", 0.0, list[dict[str, Any]]()
             for number in range(masks):
                 shares, ids = next(ranked)
@@ -247,14 +324,38 @@ class Predictor:
         ]
 
 
-def _listed_texts(texts: Sequence[str]) -> list[str]:
+def load_predictor(path: Path) -> Predictor:
+    """A model and its tokenizer from a run or a Hugging Face folder. Every file of a run is checked first."""
+    run, recipe = Run(path), None
+    if run.begun:
+        run.check()
+        recipe = run.recipe
+        if not (path / WEIGHTS).exists():
+            raise UserError(f"{path}: this run has no model yet; the first is written at its first evaluation")
+    folder = open_folder(path)
+    model, config = read_model(folder)
+    tokenizer = Tokenizer.from_file(folder.tokenizer) if folder.tokenizer else None
+    reading = Reading()
+    if recipe is not None:
+        data, facts = recipe.data, run.facts()
+        reading = Reading(data.length, data.long == "windows", data.pair != "none", facts.get("temperature", 1.0))
+    return Predictor(model, config, tokenizer, names_of(folder, config), reading)
+
+
+def _start(text: Text) -> str:
+    """The beginning of a text, to be recognised by."""
+    return (text if isinstance(text, str) else text[0])[:40]
+
+
+def _listed_texts(texts: Sequence[Text]) -> list[Text]:
     """Texts as a list. One string is a sequence of letters to Python, and surely not meant as such."""
     if isinstance(texts, str):
         raise UserError(f"texts is one string, {texts[:40]!r}; give a list of texts: [{texts[:40]!r}]")
     found = list(texts)
     for number, text in enumerate(found, 1):
-        if not isinstance(text, str):
-            raise UserError(f"text {number} is of type {type(text).__name__}; must be str")
+        is_pair = isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text)
+        if not isinstance(text, str) and not is_pair:
+            raise UserError(f"text {number} is of type {type(text).__name__}; must be str, or a pair of them")
     return found
 
 

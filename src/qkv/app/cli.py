@@ -52,11 +52,140 @@ def options(
 
 
 @app.command()
-def demo() -> None:
-    """One attention head worked through number by number, what a mask does, and the models by size."""
+def demo(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="RUN", help="Where the run goes.")] = Path(
+        "runs/demo"
+    ),
+) -> None:
+    """Train on real movie reviews, here and now, and ask the model about two sentences."""
     from qkv.app.demo import show_demo
 
-    show_demo(_console())
+    raise typer.Exit(show_demo(_console(), output))
+
+
+@app.command()
+def explain() -> None:
+    """One attention head worked through number by number, what a mask does, and the models by size."""
+    from qkv.app.head import show_head
+
+    show_head(_console())
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        str | None, typer.Argument(metavar="RECIPE", help="A recipe's name or a TOML file; without one, all recipes.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="RUN", help="Where the run goes; default runs/RECIPE.")
+    ] = None,
+    settings: Settings = None,
+    help_recipe: Annotated[bool, typer.Option("--help-recipe", help="Every key of a recipe, explained.")] = False,
+) -> None:
+    """Train a model, or go on where it stopped: the same command resumes. Ctrl-C stops safely."""
+    if help_recipe:
+        _explain_recipe()
+        return
+    from qkv import recipes
+
+    if recipe is None:
+        for name in recipes.names():
+            print(f"{name}\n  {recipes.promise(name)}")
+        return
+    from qkv.api import default_output
+    from qkv.app import training
+
+    place = output or default_output(recipe)
+    code, scores = training.train(recipes.resolve(recipe, settings or ()), place)
+    if scores is not None:
+        training.show_scores(_console(), scores, details=False)
+    if code == 0:
+        print(f"{place}: done; curves.png shows how it learnt, README.md is its card")
+    raise typer.Exit(code)
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a Hugging Face folder with --data.")],
+    data: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Other labelled rows; without: the run's own test rows.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="PICTURE", help="Reliability picture, .png or .svg.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
+) -> None:
+    """How good a classifier is on rows it never saw, and how far its probabilities may be trusted."""
+    from qkv import api, pictures
+    from qkv.app import training
+
+    scores = api.evaluate(run, data, training.say)
+    if as_json:
+        print(training.scores_as_json(scores))
+    else:
+        training.show_scores(_console(), scores)
+    if output is not None:
+        pictures.reliability(output, None, scores["all"].bins, str(run))
+        training.say(f"reliability picture: {output}")
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN RUN ...", help="Two runs or more.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="PICTURE", help="Curves side by side, .png or .svg.")
+    ] = None,
+) -> None:
+    """Curves of several runs side by side, and why they differ."""
+    from qkv.app.compare import show_comparison
+
+    show_comparison(_console(), runs, output)
+
+
+@app.command()
+def verify(
+    run: Annotated[Path, typer.Argument(metavar="RUN")],
+    repair: Annotated[bool, typer.Option("--repair", help="Set damaged files aside and make the model anew.")] = False,
+) -> None:
+    """Every file of a run against its hash, and what resuming would do."""
+    from qkv import verify as verification
+    from qkv.app.compare import show_findings
+
+    findings, future = verification.verify(run)
+    if repair:
+        for sentence in verification.repair(run) or ["nothing to repair"]:
+            print(sentence)
+        findings, future = verification.verify(run)
+    raise typer.Exit(0 if show_findings(_console(), findings, future) else 1)
+
+
+@app.command("crash-test")
+def crash_test(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe's name or a TOML file.")],
+    kills: Annotated[int, typer.Option(min=1, max=1000, help="How often the training is killed.")] = 5,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="DIR", help="Where both runs go; default: nowhere.")
+    ] = None,
+    settings: Settings = None,
+) -> None:
+    """Kill a training at random moments, let it resume each time, and compare the end with an uninterrupted one."""
+    import tempfile
+
+    from qkv.app.compare import show_crash_test
+    from qkv.recipes import resolve
+
+    resolve(recipe, settings or ())  # a mistake in it is better said before the first process
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = output or Path(temporary)
+        holds = show_crash_test(_console(), recipe, settings or (), folder, kills)
+    raise typer.Exit(0 if holds else 1)
+
+
+def _explain_recipe() -> None:
+    from qkv.config import Recipe
+
+    print("# Every key of a recipe, with its default. All are optional.\n")
+    print(Recipe().to_toml(), end="")
 
 
 @app.command()
@@ -71,10 +200,7 @@ def plan(
 ) -> None:
     """What a model costs: parameters by part, arithmetic per token, memory to train."""
     if help_recipe:
-        from qkv.config import Recipe
-
-        print("# Every key of a recipe, with its default. All are optional.\n")
-        print(Recipe().to_toml(), end="")
+        _explain_recipe()
         return
     from qkv.app import show
 
@@ -96,7 +222,7 @@ def plan(
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A Hugging Face folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or a Hugging Face folder.")],
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="[TEXT ...]", help="Without any: lines of stdin.")
     ] = None,
@@ -175,6 +301,9 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        sys.exit(130)
     except BrokenPipeError:  # the reader of our output has gone: `qkv plan | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

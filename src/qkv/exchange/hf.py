@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,8 +17,10 @@ from torch import Tensor, nn
 from qkv.config import ModelConfig
 from qkv.exchange.architectures import ACTIVATIONS, DECODERS, ENCODERS, Architecture, Variant
 from qkv.exchange.folder import Folder
+from qkv.exchange.own import KIND, read_own
 from qkv.exchange.rules import Rule, sinusoid
 from qkv.exchange.translators import TRANSLATORS
+from qkv.exchange.written import Written
 from qkv.model.build import lay_out
 from qkv.model.transformer import Model
 from qkv.schema import UserError, listed
@@ -31,17 +32,10 @@ LEFTOVERS = re.compile(
 )
 
 
-@dataclass(frozen=True)
-class Written:
-    """A model in a foreign architecture: its class, its config.json and its weights."""
-
-    name: str
-    config: dict[str, Any]
-    tensors: dict[str, Tensor]
-
-
 def read_model(folder: Folder) -> tuple[Model, ModelConfig]:
-    """The model in a Hugging Face folder, with its weights in float32."""
+    """The model in a Hugging Face folder or in one of our own, with its weights in float32."""
+    if folder.config.get("model_type") == KIND:
+        return read_own(folder)
     architecture = _architecture(folder)
     problems = []
     for variant in _likeliest_first(folder, architecture):

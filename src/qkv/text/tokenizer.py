@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -12,6 +14,12 @@ import tokenizers
 from qkv.schema import UserError
 
 MASKS = ("[MASK]", "<mask>")
+PADS = ("[PAD]", "<pad>")
+UNKNOWNS = ("[UNK]", "<unk>")
+CANNOT = "tokenizer.json cannot encode these texts"
+PROBES = 1000  # words tried, at most, to find one that a foreign tokenizer knows
+Side = Literal["left", "right"]
+Input = str | tuple[str, str]
 T = TypeVar("T")
 
 
@@ -24,6 +32,17 @@ class Encoded:
     cut: bool
 
 
+@dataclass(frozen=True)
+class Frame:
+    """The special tokens around a text (`before`, `after`) or around and between the two of a pair. The second text
+    and what follows it have segment `segment_b`; all else has segment 0. A single text has nothing `between`."""
+
+    before: tuple[int, ...]
+    between: tuple[int, ...]
+    after: tuple[int, ...]
+    segment_b: int
+
+
 class Tokenizer:
     """A tokenizer.json. Special tokens are added as the file says; padding and cutting are ours to decide."""
 
@@ -34,7 +53,7 @@ class Tokenizer:
 
     @staticmethod
     def from_file(path: Path) -> Tokenizer:
-        return Tokenizer(_guarded(lambda: tokenizers.Tokenizer.from_file(str(path)), f"{path}: not a tokenizer.json"))
+        return Tokenizer(guarded(lambda: tokenizers.Tokenizer.from_file(str(path)), f"{path}: not a tokenizer.json"))
 
     @property
     def size(self) -> int:
@@ -44,38 +63,102 @@ class Tokenizer:
     @property
     def mask(self) -> str | None:
         """The token that stands for a missing word, if this tokenizer has one."""
-        return next((token for token in MASKS if self.inner.token_to_id(token) is not None), None)
+        return next((token for token in MASKS if self.id_of(token) is not None), None)
 
-    def encode(
-        self, texts: Sequence[str], limit: int | None = None, *, cut: Literal["left", "right"] = "right"
-    ) -> list[Encoded]:
-        """Ids of each text, special tokens added; one longer than `limit` is cut on that side, special tokens kept."""
+    @property
+    def unknown(self) -> int | None:
+        """Id of what stands for a piece of text that has no id, if this tokenizer has one."""
+        return next((number for token in UNKNOWNS if (number := self.id_of(token)) is not None), None)
+
+    @property
+    def pad(self) -> int:
+        """Id that fills up short rows. Where there is none, 0 does: a model never looks at what fills up."""
+        return next((number for token in PADS if (number := self.id_of(token)) is not None), 0)
+
+    def to_json(self) -> str:
+        """The text of a tokenizer.json."""
+        return self.inner.to_str(pretty=True)
+
+    def encode(self, texts: Sequence[Input], limit: int | None = None, *, cut: Side = "right") -> list[Encoded]:
+        """Ids of each text or pair of texts, special tokens added; one longer than `limit` is cut on that side, special
+        tokens kept. Of a pair the longer text is cut first."""
         for number, text in enumerate(texts, 1):
-            try:
-                text.encode("utf-8")
-            except UnicodeEncodeError as error:
-                found = f"character {error.start} is {text[error.start]!r}"
-                raise UserError(f"text {number}: {found}, half of a character (a lone surrogate), not text") from None
-        encoded = [Encoded(ids, segments, cut=False) for ids, segments in self._encoded(texts)]
+            for part in (text,) if isinstance(text, str) else text:
+                check_text(part, number)
+        encoded = [Encoded(one.ids, one.type_ids, cut=False) for one in self._encoded(texts)]
         long = [n for n, one in enumerate(encoded) if limit is not None and len(one.ids) > limit]
         if long and limit is not None:
-            if self.inner.num_special_tokens_to_add(is_pair=False) >= limit:
-                raise UserError(f"{limit} tokens have no room for a text beside the special tokens")
-            self.inner.enable_truncation(limit, direction=cut)
-            try:
-                for number, (ids, segments) in zip(long, self._encoded([texts[n] for n in long]), strict=True):
-                    encoded[number] = Encoded(ids, segments, cut=True)
-            finally:
-                self.inner.no_truncation()
+            given = [texts[n] for n in long]
+            with self._cutting(given, limit, cut):
+                for number, one in zip(long, self._encoded(given), strict=True):
+                    encoded[number] = Encoded(one.ids, one.type_ids, cut=True)
         return encoded
 
-    def _encoded(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
-        made = _guarded(lambda: self.inner.encode_batch_fast(list(texts)), "tokenizer.json cannot encode these texts")
-        return [(one.ids, one.type_ids) for one in made]
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each text alone: no special tokens around it, never cut. What looks like a special token is text, so
+        that nobody can write one into their data."""
+        for number, text in enumerate(texts, 1):
+            check_text(text, number)
+        self.inner.encode_special_tokens = True
+        try:
+            return [one.ids for one in self._encoded(texts, around=False)]
+        finally:
+            self.inner.encode_special_tokens = False
+
+    def spans(self, text: str, limit: int | None = None) -> list[tuple[int, int]]:
+        """From which character of the text to which each id of `encode` reaches; (0, 0) for special tokens."""
+        check_text(text, 1)
+        made = guarded(lambda: self.inner.encode(text), CANNOT)
+        if limit is not None and len(made.ids) > limit:
+            with self._cutting([text], limit, "right"):
+                made = guarded(lambda: self.inner.encode(text), CANNOT)
+        pairs = zip(made.offsets, made.special_tokens_mask, strict=True)
+        return [(0, 0) if special else (start, end) for (start, end), special in pairs]
+
+    def frame(self, pair: bool) -> Frame:
+        """What this tokenizer puts around a text, or around a pair. Found by encoding a word and looking what else
+        comes out: a tokenizer.json can say it in many ways."""
+        probe = self._probe()
+        made = guarded(lambda: self.inner.encode(probe, probe if pair else None), CANNOT)
+        runs = [(who, [n for n, _ in run]) for who, run in groupby(enumerate(made.sequence_ids), lambda one: one[1])]
+        texts = [places for who, places in runs if who is not None]
+        if [who for who, _ in runs if who is not None] != ([0, 1] if pair else [0]):
+            raise UserError("tokenizer.json does not keep the texts of a pair whole and in their order")
+        first, last = texts[0], texts[-1]
+        return Frame(
+            before=tuple(made.ids[: first[0]]),
+            between=tuple(made.ids[first[-1] + 1 : last[0]]) if pair else (),
+            after=tuple(made.ids[last[-1] + 1 :]),
+            segment_b=made.type_ids[last[0]] if pair else 0,
+        )
+
+    def _probe(self) -> str:
+        """A text that becomes one id or more. The letter a will mostly do; some know a few words only."""
+        for word in ("a", *islice(self.inner.get_vocab(with_added_tokens=True), PROBES)):
+            try:
+                if self._encoded([word], around=False)[0].ids:
+                    return word
+            except UserError:  # not even an unknown token; the next word may be known
+                continue
+        raise UserError("tokenizer.json turns none of its own words into ids")
+
+    @contextmanager
+    def _cutting(self, texts: Sequence[Input], limit: int, side: Side) -> Iterator[None]:
+        pair = not all(isinstance(text, str) for text in texts)
+        if self.inner.num_special_tokens_to_add(is_pair=pair) >= limit:
+            raise UserError(f"{limit} tokens have no room for a text beside the special tokens")
+        self.inner.enable_truncation(limit, direction=side)
+        try:
+            yield
+        finally:
+            self.inner.no_truncation()
+
+    def _encoded(self, texts: Sequence[Input], *, around: bool = True) -> list[tokenizers.Encoding]:
+        return guarded(lambda: self.inner.encode_batch_fast(list(texts), add_special_tokens=around), CANNOT)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""
-        return _guarded(lambda: self.inner.decode(list(ids)), "tokenizer.json cannot decode its own ids")
+        return guarded(lambda: self.inner.decode(list(ids)), "tokenizer.json cannot decode its own ids")
 
     def id_of(self, token: str) -> int | None:
         return self.inner.token_to_id(token)
@@ -85,7 +168,16 @@ class Tokenizer:
         return self.decode([token_id]).strip() or self.inner.id_to_token(token_id) or f"<{token_id}>"
 
 
-def _guarded(call: Callable[[], T], sentence: str) -> T:
+def check_text(text: str, number: int) -> None:
+    """Refuse half a character, which Python can hold and no file can."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        found = f"character {error.start} is {text[error.start]!r}"
+        raise UserError(f"text {number}: {found}, half of a character (a lone surrogate), not text") from None
+
+
+def guarded(call: Callable[[], T], sentence: str) -> T:
     """Call into the library. What is wrong in a file it reports as a plain Exception, or as a Rust panic, which is no
     Exception at all."""
     try:

@@ -1,0 +1,178 @@
+"""`qkv train`, `eval`, `compare`, `verify`, `crash-test`: what is shown while they work and when they are done."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from qkv import draw, pictures
+from qkv.api import training
+from qkv.config import Recipe
+from qkv.learn.finish import finish
+from qkv.learn.metrics import Scores
+from qkv.learn.session import Session
+from qkv.learn.train import Report
+from qkv.run import Run
+
+SECONDS_BETWEEN_LINES = 10  # where there is no terminal
+
+
+class Stop:
+    """Ctrl-C or SIGTERM: stop after the step that is being made. A second Ctrl-C stops at once."""
+
+    def __init__(self) -> None:
+        self.by: int | None = None
+
+    def __call__(self) -> bool:
+        return self.by is not None
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.by is not None:
+            raise KeyboardInterrupt
+        self.by = number
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        kinds = (signal.SIGINT, signal.SIGTERM)
+        before = [signal.signal(kind, self._note) for kind in kinds]
+        try:
+            yield
+        finally:
+            for kind, handler in zip(kinds, before, strict=True):
+                signal.signal(kind, handler)
+
+
+def say(sentence: str) -> None:
+    print(sentence, file=sys.stderr, flush=True)
+
+
+def train(recipe: Recipe, output: Path) -> tuple[int, dict[str, Scores] | None]:
+    """Train in a folder, or go on there. The exit code, and the scores of the finished model."""
+    with training(recipe, output, say) as session:
+        _introduce(session)
+        stop = Stop()
+        with stop.listening():
+            _follow(session, stop)
+        if stop.by is not None and not session.learner.progress.finished:
+            step = session.learner.progress.step
+            say(f"stopped safely at step {step:,}; the same command goes on from there")
+            return 128 + stop.by, None
+        scores = finish(session)
+        save_curves([session.run], session.run.path / "curves.png")
+    return 0, scores
+
+
+def _introduce(session: Session) -> None:
+    learner, counts = session.learner, session.prepared.counts
+    rows = ", ".join(f"{sum(labels.values()):,} {part}" for part, labels in counts.items())
+    weights = sum(weight.numel() for weight in learner.model.parameters())
+    say(f"{session.recipe.data.corpus}: {rows} rows; labels {', '.join(session.prepared.labels[:10])}")
+    threads = session.recipe.runtime.threads
+    say(f"{weights:,} weights, {learner.steps:,} steps on {threads} threads, in {session.run.path}")
+    for note in session.notes:
+        say(f"note: {note}")
+    if learner.progress.finished:
+        say(f"this run was finished before, at step {session.resumed_at:,}")
+    elif session.resumed_at:
+        say(f"going on from step {session.resumed_at:,}")
+
+
+def _follow(session: Session, stop: Stop) -> None:
+    """Show reports as they come: a live bar on a terminal, else a line every ten seconds and at each evaluation."""
+    if not sys.stderr.isatty():
+        last = 0.0
+        for report in session.reports(stop):
+            if report.line and (report.evaluation or time.monotonic() - last > SECONDS_BETWEEN_LINES):
+                last = time.monotonic()
+                say(_plain(report))
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+        TextColumn("{task.fields[facts]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    console, start = Console(stderr=True), session.learner.progress.step
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("training", total=session.learner.steps, completed=start, facts="")
+        for report in session.reports(stop):
+            if report.line:
+                facts = f"loss {report.line['loss']:.3f}  {report.line['tokens_per_second']:,.0f} tokens/s"
+                bar.update(task, completed=report.step, facts=facts)
+            if report.evaluation:
+                bar.console.print(_plain(report), highlight=False)
+
+
+def _plain(report: Report) -> str:
+    line = report.line or {}
+    said = f"step {report.step:,}/{report.steps:,}  loss {line['loss']:.4f}  {line['tokens_per_second']:,.0f} tokens/s"
+    if report.evaluation is None:
+        rate = line["seconds"] / report.step
+        return f"{said}  about {rate * (report.steps - report.step):,.0f} s left"
+    found = report.evaluation
+    best = "  best so far" if report.is_best else ""
+    return f"{said}  validation: accuracy {found.accuracy:.4f}, loss {found.loss:.4f}{best}"
+
+
+def show_scores(console: Console, scores: dict[str, Scores], *, details: bool = True) -> None:
+    """Figures of an evaluation, as tables."""
+    table = Table(box=None, padding=(0, 1))
+    for name in ("rows", "count", "accuracy", "95% interval", "macro F1", "loss", "calibration error"):
+        table.add_column(name, justify="left" if name == "rows" else "right", no_wrap=True)
+    for group, s in scores.items():
+        interval = f"{s.interval[0]:.4f} to {s.interval[1]:.4f}"
+        figures = (f"{s.accuracy:.4f}", interval, f"{s.f1:.4f}", f"{s.loss:.4f}", f"{s.ece:.4f}")
+        table.add_row(group, f"{s.rows:,}", *figures)
+    console.print(table)
+    if not details:
+        return
+    found = scores["all"]
+    if len(found.labels) <= 20:
+        console.print("\n[bold]What it said (columns) about what is so (rows)")
+        console.print(_confusion(found))
+    console.print("\n[bold]How sure it was, and how often it was right")
+    console.print(draw.reliability_table(found.bins))
+
+
+def _confusion(scores: Scores) -> Table:
+    table = Table(box=None, padding=(0, 1))
+    table.add_column("")
+    for label in scores.labels:
+        table.add_column(label, justify="right")
+    for label, counts in zip(scores.labels, scores.confusion, strict=True):
+        table.add_row(label, *(f"{count:,}" for count in counts))
+    return table
+
+
+def scores_as_json(scores: dict[str, Scores]) -> str:
+    """One object: the figures of all rows, and by group where there are groups."""
+    groups = {name: s.to_json() for name, s in scores.items() if name != "all"}
+    return json.dumps({**scores["all"].to_json(), **({"groups": groups} if groups else {})})
+
+
+def save_curves(runs: Sequence[Run], path: Path) -> None:
+    drawn = []
+    for run in runs:
+        lines = run.metrics()
+        judged = [line for line in lines if "validation_loss" in line]
+        drawn.append(
+            pictures.Curves(
+                name=run.path.name,
+                train=[(line["step"], line["loss"]) for line in lines],
+                validation=[(n["step"], n["validation_loss"], n["validation_accuracy"]) for n in judged],
+                best_step=run.facts().get("step"),
+            )
+        )
+    pictures.curves(path, drawn, "Loss and accuracy")

@@ -1,0 +1,140 @@
+"""Rows to examples: what is cut, what is read in windows, what stands around it, what is hidden. Pure functions.
+
+R rows · N examples · B examples of a batch · L tokens of the longest
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from qkv.data.batch import Batch
+from qkv.data.store import Store
+from qkv.schema import UserError
+from qkv.streams import stream
+from qkv.text.tokenizer import Frame
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Where the tokens of each example lie in a store: first text a[0]:a[1], second b[0]:b[1] (empty without pairs)."""
+
+    rows_N: Ints
+    a_N2: Ints
+    b_N2: Ints
+    cut: int  # rows that did not fit in one piece
+
+    def lengths(self, frame: Frame) -> Ints:
+        """Tokens of each example, special ones included."""
+        around = len(frame.before) + len(frame.between) + len(frame.after)
+        return np.diff(self.a_N2)[:, 0] + np.diff(self.b_N2)[:, 0] + around
+
+
+def cut_to(store: Store, room: int) -> Examples:
+    """One example a row: its beginning. Of a pair, the longer text is cut first, as the tokenizer does it."""
+    start, middle, end = store.bounds()
+    a, b = middle - start, end - middle
+    a_cut, b_cut = longest_first(a, b, room)
+    rows = np.arange(len(store))
+    pieces_a, pieces_b = np.stack([start, start + a_cut], 1), np.stack([middle, middle + b_cut], 1)
+    return Examples(rows, pieces_a, pieces_b, int(np.count_nonzero(a + b > room)))
+
+
+def longest_first(a: Ints, b: Ints, room: int) -> tuple[Ints, Ints]:
+    """How many tokens of each text of a pair stay: the shorter one whole if it leaves the other more than half."""
+    small = np.minimum(a, b)
+    keep_large = np.where(small > room, small, np.maximum(small, room - small))
+    halves = small + keep_large > room
+    keep_small = np.where(halves, room // 2, small)
+    keep_large = np.where(halves, room // 2 + room % 2, keep_large)
+    fits = a + b <= room
+    first = np.where(a > b, keep_large, keep_small)
+    second = np.where(a > b, keep_small, keep_large)
+    return np.where(fits, a, np.minimum(a, first)), np.where(fits, b, np.minimum(b, second))
+
+
+def windows_of(store: Store, room: int) -> Examples:
+    """As many examples of a row as it takes to read all of it, each of at most `room` tokens, half of them shared with
+    the one before."""
+    start, middle, end = store.bounds()
+    if np.any(middle != end):
+        raise UserError("data.long = 'windows' is for single texts; for pairs accepted: cut")
+    pieces = [
+        (row, a + first, a + last)
+        for row, (a, z) in enumerate(zip(start.tolist(), end.tolist(), strict=True))
+        for first, last in windows(z - a, room)
+    ]
+    table = np.array(pieces, np.int64).reshape(-1, 3)
+    nothing = np.repeat(table[:, 2:], 2, 1)
+    return Examples(table[:, 0], table[:, 1:], nothing, int(np.count_nonzero(end - start > room)))
+
+
+def windows(length: int, room: int) -> list[tuple[int, int]]:
+    """Where the windows of one text begin and end; the last is moved back so that it is full too."""
+    if length <= room:
+        return [(0, length)]
+    step = max(1, room // 2)
+    return [(min(first, length - room), min(first + room, length)) for first in range(0, length - room + step, step)]
+
+
+@dataclass(frozen=True)
+class Hide:
+    """Replace a share of a text's own tokens by the unknown one: what is hidden depends on seed, epoch and example."""
+
+    share: float
+    unknown: int
+    seed: int
+    epoch: int
+
+    def __call__(self, tokens: Ints, example: int) -> Ints:
+        noise = stream(self.seed, "hide", self.epoch, example).random_raw((len(tokens) + 7) // 8)
+        hidden = noise.view(np.uint8)[: len(tokens)] < round(256 * self.share)
+        return np.where(hidden, self.unknown, tokens)
+
+
+def collate(
+    store: Store,
+    examples: Examples,
+    numbers_B: Ints,
+    frame: Frame,
+    *,
+    pad: int,
+    weights_C: NDArray[np.float32],
+    hide: Hide | None = None,
+) -> Batch:
+    """Examples side by side, special tokens around them, padding on the right."""
+    texts = [_framed(store, examples, int(n), frame, hide) for n in numbers_B]
+    lengths_B = np.array([len(tokens) for tokens, _ in texts])
+    shape = (len(texts), int(lengths_B.max(initial=1)))
+    tokens_BL, segments_BL = np.full(shape, pad, np.int64), np.zeros(shape, np.int64)
+    for row, (tokens, second) in enumerate(texts):
+        tokens_BL[row, : len(tokens)] = tokens
+        segments_BL[row, second : len(tokens)] = frame.segment_b
+    keep_BL = np.arange(shape[1]) < lengths_B[:, None]
+    labels_B = store.labels_R[examples.rows_N[numbers_B]].astype(np.int64)
+    return Batch(
+        tokens_BL=torch.from_numpy(tokens_BL),
+        keep_BL=None if keep_BL.all() else torch.from_numpy(keep_BL),
+        segments_BL=torch.from_numpy(segments_BL) if store.pairs else None,
+        labels_B=torch.from_numpy(labels_B),
+        weights_B=torch.from_numpy(weights_C[labels_B]),
+        numbers_B=numbers_B,
+        real_tokens=int(lengths_B.sum()),
+    )
+
+
+def _framed(store: Store, examples: Examples, number: int, frame: Frame, hide: Hide | None) -> tuple[Ints, int]:
+    """The tokens of one example, and where the second text begins (the end, where there is none)."""
+    a, b = (store.tokens[slice(*span[number])].astype(np.int64) for span in (examples.a_N2, examples.b_N2))
+    if hide is not None:
+        hidden = hide(np.concatenate([a, b]), number)
+        a, b = hidden[: len(a)], hidden[len(a) :]
+    parts = [frame.before, a, frame.between, b, frame.after]
+    second = len(frame.before) + len(a) + len(frame.between)
+    tokens = np.concatenate([np.asarray(part, np.int64) for part in parts])
+    return tokens, second if store.pairs else len(tokens)

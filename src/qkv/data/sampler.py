@@ -1,0 +1,68 @@
+"""Which examples a step sees: a pure function of the step's number.
+
+There is no iterator to save or to restore. Every example has a length cell (ceilings 4% apart). Batches are cut once,
+in the space of ranks sorted by cell, so that rows x ceiling stays within the token budget: an epoch always has the
+same number of batches, and `epoch, k = divmod(step, batches)`. What changes with the epoch is which example of a cell
+takes which rank, and in which order the batches come. Padding is then about 1% of the tokens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.streams import permutation, stream
+
+GROWTH = 1.04
+
+
+class Sampler:
+    """Batch number -> examples. `lengths` are in tokens, `budget` in tokens with padding."""
+
+    def __init__(self, lengths: NDArray[np.int64], budget: int, seed: int) -> None:
+        ceilings = _ceilings(int(lengths.max(initial=1)))
+        self._cells = np.searchsorted(ceilings, lengths)
+        self._seed = seed
+        self._cuts = _cut(ceilings[np.sort(self._cells)], budget)
+        self._epoch, self._order = -1, np.zeros(0, np.int64)  # the last epoch's order: kept for speed, never needed
+        self._batches = self._order
+
+    @property
+    def batches(self) -> int:
+        """Batches of one epoch."""
+        return len(self._cuts) - 1
+
+    def batch(self, number: int) -> tuple[int, NDArray[np.int64]]:
+        """The epoch that batch `number` (from 0, over all epochs) falls in, and its examples."""
+        epoch, k = divmod(number, self.batches)
+        if epoch != self._epoch:
+            keys = stream(self._seed, "order", epoch, 0).random_raw(len(self._cells))
+            self._order = np.lexsort((keys, self._cells))
+            self._batches = permutation(stream(self._seed, "order", epoch, 1), self.batches)
+            self._epoch = epoch
+        chosen = self._batches[k]
+        return epoch, self._order[self._cuts[chosen] : self._cuts[chosen + 1]]
+
+    def in_order(self) -> list[NDArray[np.int64]]:
+        """All examples once, shortest first, in batches of the same size: for evaluation."""
+        order = np.argsort(self._cells, kind="stable")
+        return [order[a:b] for a, b in zip(self._cuts[:-1], self._cuts[1:], strict=True)]
+
+
+def _ceilings(longest: int) -> NDArray[np.int64]:
+    ceilings = [1]
+    while ceilings[-1] < longest:
+        ceilings.append(max(ceilings[-1] + 1, int(ceilings[-1] * GROWTH)))
+    return np.array(ceilings)
+
+
+def _cut(ceilings_N: NDArray[np.int64], budget: int) -> NDArray[np.int64]:
+    """Where batches begin and end among sorted examples: as many rows as the budget allows, one at least."""
+    cuts = [0]
+    while cuts[-1] < len(ceilings_N):
+        start = cuts[-1]
+        end = min(len(ceilings_N), start + max(1, budget // int(ceilings_N[start])))
+        while end - start > 1 and (end - start) * int(ceilings_N[end - 1]) > budget:
+            end = max(start + 1, min(end - 1, start + budget // int(ceilings_N[end - 1])))
+        cuts.append(end)
+    return np.array(cuts)

@@ -1,0 +1,33 @@
+"""Which rows are learnt from and which are held out: a hash of the text decides, the same in every recipe.
+
+So duplicates fall on one side, a row stays where it is when others are added or the file is sorted, and text held out
+once is held out always, also from pre-training.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import unicodedata
+from typing import Literal
+
+Part = Literal["train", "validation", "test"]
+PARTS: tuple[Part, ...] = ("train", "validation", "test")
+TEST_SHARE, VALIDATION_SHARE = 0.10, 0.05
+
+
+def place_of(text: str, pair: str | None = None) -> float:
+    """A number in [0, 1) for a text or a pair: alike in all that differs by case, blanks or unicode form only."""
+    whole = text if pair is None else f"{text}\x1f{pair}"
+    normalised = " ".join(unicodedata.normalize("NFKC", whole).casefold().split())
+    digest = hashlib.blake2b(normalised.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64
+
+
+def part_of(text: str, pair: str | None = None, *, validation: bool = True, test: bool = True) -> Part:
+    """The part a row belongs to. Where a part comes from a file of its own, its share of the corpus is learnt from."""
+    place = place_of(text, pair)
+    if place < TEST_SHARE:
+        return "test" if test else "train"
+    if place < TEST_SHARE + VALIDATION_SHARE:
+        return "validation" if validation else "train"
+    return "train"

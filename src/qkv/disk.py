@@ -1,0 +1,156 @@
+"""Files that appear whole or not at all, also when the process is killed or the disk is full, and manifests that prove
+that they are still what was written.
+
+A manifest is a JSON file with the size and sha256 of every other file beside it. Where a single file of a folder is
+replaced, the manifest first admits both versions, then the file changes, then the manifest names the new one only: at
+every instant each file is one that the manifest knows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from qkv.schema import UserError
+
+MANIFEST = "MANIFEST.json"
+LARGEST_MANIFEST = 10_000_000  # bytes
+
+
+def sync(path: Path) -> None:
+    """Wait until a file or a folder's list of files is on the disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
+def replace_file(path: Path, content: bytes | Callable[[Path], None]) -> None:
+    """Put a file in place of another in one step. `content` is bytes, or a function that writes to the path it gets."""
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    try:
+        if callable(content):
+            content(temporary)
+        else:
+            temporary.write_bytes(content)
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(target: Path) -> Iterator[Path]:
+    """A folder to fill under another name; when the block ends it gets a manifest and its place, in one step."""
+    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        for file in temporary.iterdir():
+            sync(file)
+        write_manifest(temporary, [file.name for file in temporary.iterdir()])
+        sync(temporary)
+        temporary.rename(target)
+        sync(target.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)  # after the rename there is nothing of that name
+
+
+def described(file: Path) -> dict[str, Any]:
+    """What a manifest says about a file."""
+    with file.open("rb") as opened:
+        return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
+
+
+def write_manifest(folder: Path, names: Iterable[str]) -> None:
+    """Describe these files of a folder as they are now."""
+    _write(folder, {name: [described(folder / name)] for name in sorted(names)})
+
+
+def replace_listed(folder: Path, name: str, content: bytes | Callable[[Path], None], **facts: float) -> None:
+    """Replace or add one file of a folder with a manifest, so that a reader never meets a file it must not trust.
+
+    `facts` are numbers to note beside its hash; they are always those of the version that is there.
+    """
+    listed = _read(folder)
+    fresh = folder / f".{name}.new"
+
+    def known(versions: list[dict[str, Any]]) -> None:
+        _write(folder, {**listed, name: versions})
+
+    try:
+        if callable(content):
+            content(fresh)
+        else:
+            fresh.write_bytes(content)
+        sync(fresh)
+        new = described(fresh) | facts
+        known([*listed.get(name, []), new])
+        fresh.replace(folder / name)
+        sync(folder)
+        known([new])
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def facts_of(folder: Path, name: str) -> dict[str, Any] | None:
+    """What a manifest says about the version of a file that is there; None where it is none that it knows."""
+    there = described(folder / name)
+    return next((version for version in _read(folder).get(name, []) if there.items() <= version.items()), None)
+
+
+def problems(folder: Path) -> list[str]:
+    """What is wrong in a folder by its manifest, a sentence each; empty where every file is what was written."""
+    try:
+        listed = _read(folder)
+    except UserError as error:
+        return [str(error)]
+    return [sentence for name, versions in listed.items() for sentence in _wrong(folder / name, versions)]
+
+
+def _wrong(file: Path, versions: list[dict[str, Any]]) -> Iterator[str]:
+    try:
+        size = file.stat().st_size
+        if size not in {version["bytes"] for version in versions}:
+            sizes = " or ".join(f"{version['bytes']:,}" for version in versions)
+            yield f"{file}: has {size:,} bytes, its manifest says {sizes}"
+        elif not any(described(file).items() <= version.items() for version in versions):
+            yield f"{file}: its content is not what was written (sha256 differs from {MANIFEST})"
+    except FileNotFoundError:
+        yield f"{file}: is missing, its manifest lists it"
+    except OSError as error:
+        yield f"{file}: cannot be read: {error.strerror}"
+
+
+def _write(folder: Path, listed: Mapping[str, list[dict[str, Any]]]) -> None:
+    text = json.dumps({"files": listed}, indent=1, sort_keys=True) + "\n"
+    replace_file(folder / MANIFEST, text.encode())
+
+
+def _read(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """The list of files in a manifest. It may come from a stranger, so its form is checked."""
+    file = folder / MANIFEST
+    try:
+        if file.stat().st_size > LARGEST_MANIFEST:
+            raise ValueError("too large")
+        listed = json.loads(file.read_bytes())["files"]
+        for name, versions in listed.items():
+            plain = "/" not in name and "\\" not in name and name not in ("", ".", "..")
+            if not plain or not all(type(v["bytes"]) is int and type(v["sha256"]) is str for v in versions):
+                raise ValueError(f"odd entry {name[:60]!r}")
+    except FileNotFoundError:
+        raise UserError(f"{file}: is missing, so nothing beside it can be trusted") from None
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UserError(f"{file}: is not a manifest: {str(error)[:100]}") from None
+    return listed

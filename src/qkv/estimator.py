@@ -1,0 +1,1 @@
+"""A classifier with the manners of scikit-learn."""

@@ -1,0 +1,95 @@
+"""What a run says about itself: the files beside the weights that others need, and its model card."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping
+
+from qkv import __version__, runtime
+from qkv.config import Recipe
+from qkv.data.prepare import Prepared
+from qkv.learn.metrics import Scores
+from qkv.learn.train import Progress
+
+SPECIALS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+
+
+def root_files(prepared: Prepared, recipe: Recipe) -> dict[str, bytes]:
+    """The tokenizer, in the two files that transformers reads."""
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": recipe.data.length, **SPECIALS}
+    return {
+        "tokenizer.json": prepared.tokenizer.to_json().encode(),
+        "tokenizer_config.json": (json.dumps(said, indent=2) + "\n").encode(),
+    }
+
+
+def write_card(
+    name: str,
+    recipe: Recipe,
+    prepared: Prepared,
+    progress: Progress,
+    architecture: str,
+    scores: Mapping[str, Scores] | None,
+) -> str:
+    """README.md of a finished run."""
+    counts = {part: sum(labels.values()) for part, labels in prepared.counts.items()}
+    rows = ", ".join(f"{count:,} {part}" for part, count in counts.items())
+    machine = "\n".join(f"| {key} | {value} |" for key, value in sorted(runtime.fingerprint().items()))
+    return f"""# {name}
+
+A classifier of {_either(prepared.labels)}, trained with qkv {__version__} on {datetime.date.today()}.
+{recipe.model.family}, {recipe.model.layers} layers, {recipe.model.width} wide, {recipe.model.positions} positions;
+loads as `{architecture}`.
+
+## Figures
+
+{_figures(scores)}
+
+## Data
+
+`{recipe.data.corpus}`: {rows} rows, split by a hash of the text. Validation rows chose the weights (step
+{progress.best_step:,} of {progress.step:,}) and the temperature {progress.temperature:.4f}, which is already folded
+into the last layer. Test rows were used for the figures above only.
+
+sha256 of the data as read: `{prepared.data_hash}`
+
+## Exactness
+
+The same recipe gives the same weights to the bit where all of this is equal:
+
+| what | value |
+|---|---|
+| seed | {recipe.seed} |
+{machine}
+
+## Use
+
+```python
+import qkv
+
+print(qkv.load("this folder").predict(["..."]))
+```
+"""
+
+
+def _either(labels: tuple[str, ...]) -> str:
+    shown = ", ".join(labels[:10]) + (", ..." if len(labels) > 10 else "")
+    return f"{len(labels)} labels ({shown})"
+
+
+def _figures(scores: Mapping[str, Scores] | None) -> str:
+    if scores is None:
+        return "There were no test rows, so how good it is on new text is unknown."
+    lines = ["| rows | count | accuracy | 95% interval | macro F1 | calibration error |", "|---|---|---|---|---|---|"]
+    for group, s in scores.items():
+        low, high = s.interval
+        figures = f"{s.accuracy:.4f} | {low:.4f} to {high:.4f} | {s.f1:.4f} | {s.ece:.4f}"
+        lines.append(f"| {group if group != 'all' else 'all test rows'} | {s.rows:,} | {figures} |")
+    return "\n".join(lines)

@@ -1,0 +1,32 @@
+"""The end of a training: the model in the root is tried on rows it has never seen, by the road that users take, and the
+run gets its card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from qkv.data.prepare import Source
+from qkv.learn.card import write_card
+from qkv.learn.evaluate import score_rows
+from qkv.learn.metrics import Scores
+from qkv.learn.session import Session
+from qkv.predict import load_predictor
+from qkv.text.corpus import Row
+
+
+def finish(session: Session) -> dict[str, Scores] | None:
+    """Scores on the test rows (None where there are none), and the card that states them."""
+    run, progress = session.run, session.learner.progress
+    if not progress.finished:
+        return None
+    scores = None
+    if sum(session.prepared.counts["test"].values()):
+        scores = score_rows(load_predictor(run.path), test_rows(session.source))
+    architecture = run.architecture()
+    run.write_card(write_card(run.path.name, session.recipe, session.prepared, progress, architecture, scores))
+    return scores
+
+
+def test_rows(source: Source) -> Iterator[tuple[str | None, Row]]:
+    """The rows that no training ever saw, each with its label."""
+    return ((source.label_of(row), row) for _, row in source.rows(["test"]))

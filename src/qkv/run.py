@@ -1,0 +1,211 @@
+"""A run is a folder that explains itself: its recipe, its model, its metrics, its checkpoints.
+
+    recipe.toml  config.json  model.safetensors  tokenizer.json  README.md  MANIFEST.json     the root: ready to use
+    metrics.jsonl                                                              a line a report
+    checkpoints/step-N/                                                        weights, optimiser, progress, manifest
+
+Everything appears whole or not at all, and every reader checks the manifest. Nothing in a run can execute code.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import filelock
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from qkv import disk
+from qkv.config import Recipe
+from qkv.exchange.written import Written
+from qkv.schema import UserError, describe, read_toml
+
+RECIPE, METRICS, CARD, WEIGHTS = "recipe.toml", "metrics.jsonl", "README.md", "model.safetensors"
+KEPT = 2  # newest checkpoints, beside that of the best model
+MAY_CHANGE = ("train.report_every", "train.eval_every", "train.save_every")  # on resume
+_STEP = re.compile(r"step-(\d+)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A training at one step. Tensors are mapped to the file: copy out of them."""
+
+    step: int
+    weights: dict[str, Tensor]
+    optimiser: dict[str, Tensor]
+    progress: dict[str, Any]
+    fingerprint: dict[str, Any]
+
+
+class Run:
+    """A run folder, to write and to read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Only one process trains a run. The system lets go of the lock when a process ends, however it ends."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = filelock.FileLock(self.path / ".lock", blocking=False)
+            lock.acquire()
+        except filelock.Timeout:
+            raise UserError(f"{self.path}: another process is training this run; wait for it, or stop it") from None
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written: {error.strerror}; choose another place with -o") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The recipe that was begun with; None where nothing was begun."""
+        file = self.path / RECIPE
+        return Recipe.read(read_toml(file), str(file)) if file.exists() else None
+
+    def begin(self, recipe: Recipe, files: Mapping[str, bytes]) -> None:
+        """Write what does not change: the resolved recipe and the tokenizer."""
+        content = {RECIPE: recipe.to_toml().encode(), **files}
+        for name, text in content.items():
+            disk.replace_file(self.path / name, text)
+        disk.write_manifest(self.path, content)
+
+    @property
+    def begun(self) -> bool:
+        return (self.path / disk.MANIFEST).exists()
+
+    def replace_model(self, written: Written, *, step: int, temperature: float) -> None:
+        """Put a new model in the root, in one step: whoever reads meanwhile gets the old one or the new one."""
+        config = (json.dumps(written.config, indent=2, sort_keys=True) + "\n").encode()
+        if not (self.path / "config.json").exists():
+            disk.replace_listed(self.path, "config.json", config)
+
+        def save(path: Path) -> None:
+            save_file(written.tensors, path, {"format": "pt"})
+            path.chmod(0o644)  # safetensors makes a file that only its owner may read
+
+        disk.replace_listed(self.path, WEIGHTS, save, step=step, temperature=temperature)
+
+    def facts(self) -> dict[str, Any]:
+        """Step and temperature of the model in the root; empty where there is none."""
+        if not self.begun or not (self.path / WEIGHTS).exists():
+            return {}
+        return disk.facts_of(self.path, WEIGHTS) or {}
+
+    def architecture(self) -> str:
+        """The class that loads the model in the root."""
+        said = json.loads((self.path / "config.json").read_bytes())
+        return str(said.get("architectures", [said["model_type"]])[0])
+
+    def write_card(self, text: str) -> None:
+        disk.replace_listed(self.path, CARD, text.encode())
+
+    def is_done(self) -> bool:
+        return self.begun and (self.path / CARD).exists()
+
+    def check(self) -> None:
+        """Every reader's first step: a file that is not what was written is named, never used."""
+        wrong = disk.problems(self.path)
+        if wrong:
+            raise UserError(f"{wrong[0]}; `qkv verify {self.path} --repair` says what can be done")
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        with (self.path / METRICS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All lines of metrics.jsonl; a last line that a crash cut short is no line."""
+        try:
+            raw = (self.path / METRICS).read_bytes()
+        except FileNotFoundError:
+            return []
+        whole = raw[: raw.rfind(b"\n") + 1]
+        try:
+            return [json.loads(line) for line in whole.splitlines()]
+        except ValueError as error:
+            raise UserError(f"{self.path / METRICS}: is not JSON lines: {error}") from None
+
+    def cut_back(self, step: int) -> None:
+        """Forget the reports after a step: they will be made again."""
+        lines = [json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step]
+        disk.replace_file(self.path / METRICS, "".join(lines).encode())
+
+    def checkpoints(self) -> list[int]:
+        """Steps of which there is a checkpoint, newest first."""
+        folder = self.path / "checkpoints"
+        names = [_STEP.fullmatch(entry.name) for entry in folder.iterdir()] if folder.is_dir() else []
+        return sorted((int(name[1]) for name in names if name), reverse=True)
+
+    def folder_of(self, step: int) -> Path:
+        return self.path / "checkpoints" / f"step-{step}"
+
+    def save(self, checkpoint: Checkpoint, *, best_step: int) -> None:
+        """Write a checkpoint, make sure of it, and only then let go of those that are no longer needed."""
+        target = self.folder_of(checkpoint.step)
+        if not target.exists():
+            with disk.new_folder(target) as folder:
+                save_file(checkpoint.weights, folder / WEIGHTS)
+                save_file(checkpoint.optimiser, folder / "optimiser.safetensors")
+                facts = {"progress": checkpoint.progress, "fingerprint": checkpoint.fingerprint}
+                (folder / "progress.json").write_text(json.dumps(facts), encoding="utf-8")
+        wrong = disk.problems(target)
+        if wrong:
+            raise UserError(f"{wrong[0]}: the disk does not keep what is written to it")
+        for step in self.checkpoints()[KEPT:]:
+            if step != best_step:
+                shutil.rmtree(self.folder_of(step))
+
+    def load(self, step: int) -> Checkpoint:
+        """A checkpoint that is what was written."""
+        folder = self.folder_of(step)
+        wrong = disk.problems(folder)
+        if wrong:
+            raise UserError(wrong[0])
+        try:
+            facts = json.loads((folder / "progress.json").read_bytes())
+            weights, optimiser = load_file(folder / WEIGHTS), load_file(folder / "optimiser.safetensors")
+            return Checkpoint(step, weights, optimiser, facts["progress"], facts["fingerprint"])
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise UserError(f"{folder}: cannot be read: {str(error)[:200]}") from None
+
+    def newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that verifies, and a sentence for each newer one that does not."""
+        passed_over: list[str] = []
+        for step in self.checkpoints():
+            try:
+                return self.load(step), passed_over
+            except UserError as error:
+                passed_over.append(f"{error}; the checkpoint before it is used")
+        return None, passed_over
+
+    def check_room(self, tensors: Mapping[str, Tensor]) -> None:
+        """Refuse before the first step what a full disk would stop later: room for two checkpoints and two models."""
+        needed = 8 * sum(tensor.nbytes for tensor in tensors.values())
+        free = shutil.disk_usage(self.path).free
+        if free < needed:
+            sizes = f"{needed / 2**20:,.0f} MiB are needed for checkpoints and {free / 2**20:,.0f} MiB are free"
+            raise UserError(f"{self.path}: {sizes}; make room, or choose a place on another disk with -o")
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of our own, no longer mapped to a file that may go away."""
+    return {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+
+
+def changes(then: Recipe, now: Recipe, *, ignore: tuple[str, ...] = ()) -> list[str]:
+    """What differs between two recipes: `train.dropout was 0.1, is 0.2`."""
+    old = {path: value for path, value, _ in describe(then)}
+    new = {path: value for path, value, _ in describe(now)}
+    plain = [path for path in old if path not in ignore and not hasattr(old[path], "model_fields")]
+    return [f"{path} was {old[path]!r}, is {new[path]!r}" for path in plain if old[path] != new[path]]

