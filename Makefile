@@ -14,7 +14,7 @@ demo: .venv/qkv.done  ## The main job, on this machine, now
 	@$(BIN)/qkv demo
 
 test: .venv/dev.done  ## The tests (under 6 minutes on 2 cores)
-	$(BIN)/pytest -n 2 -m "not real"
+	$(BIN)/pytest -n 2 -m "not real and not slow and not faults"
 
 real: .venv/dev.done  ## The proofs with real weights and data (package index, QKV_DATA)
 	$(BIN)/pytest -m real

@@ -19,8 +19,8 @@ def qkv(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_demo_shows_the_arithmetic_and_the_models() -> None:
-    result = qkv("demo")
+def test_explain_shows_the_arithmetic_and_the_models() -> None:
+    result = qkv("explain")
     assert (result.returncode, result.stderr) == (0, "")
     for piece in ("query of it: q = (6, 0)", "69.591", "0.897", "decoder: no word sees a later one", "63,082,496"):
         assert piece in result.stdout

@@ -60,7 +60,7 @@ def test_csv_counts_the_line_a_record_begins_in(folder: Path) -> None:
 
 
 def test_all_four_columns_are_picked_by_name_and_blanks_in_the_header_do_not_count(folder: Path) -> None:
-    content = "\ufeffwhere, grade ,b,a\nhere, 3 , second , first \n"
+    content = "\ufeffwhere, grade ,b,a\n here , 3 , second , first \n"
     assert read(folder / "r.csv", content, Columns("a", "b", "grade", "where")) == [
         Row(" first ", " second ", "3", "here", "r.csv, line 2")
     ]
@@ -162,6 +162,10 @@ def test_tsv_knows_no_quotes_and_ends_lines_at_newlines_only(folder: Path) -> No
     ]
 
 
+def test_a_text_in_the_last_column_of_tsv_takes_its_tabs(folder: Path) -> None:
+    assert pairs(read(folder / "r.tsv", "label\ttext\n1\ta\t\tb\t\n")) == [("a\t\tb\t", "1")]
+
+
 def test_tsv_with_wrong_fields_or_no_tabs(folder: Path) -> None:
     assert refused(folder / "r.tsv", "text\tlabel\na\tb\t1\n") == (
         "r.tsv, line 2: 3 fields, but the header names 2; is a tab inside a text?"
@@ -181,7 +185,7 @@ def test_plain_text_is_one_text_a_line(folder: Path) -> None:
     assert "data.pair = 'b'" in refused(folder / "r.txt", "a\n", Columns(label=None, pair="b"))
 
 
-def test_folders_of_texts_are_labels(folder: Path) -> None:
+def test_folders_of_texts_are_labels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, text in {"neg/1_2.txt": "bad\nvery bad\n", "pos/1_9.txt": "good", "pos/0_8.txt": "fine\r\n"}.items():
         (folder / "train" / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / "train" / name).write_bytes(text.encode())
@@ -201,6 +205,9 @@ def test_folders_of_texts_are_labels(folder: Path) -> None:
         list(rows(find(str(folder / "train")), Columns()))
     with pytest.raises(UserError, match="plain text has no column"):
         list(rows(find(str(folder / "train" / "pos")), Columns()))
+    monkeypatch.setattr(formats, "LARGEST", 10)
+    with pytest.raises(UserError, match=r"neg/1_2\.txt: one text of over 16 MiB"):
+        list(rows(find(str(folder / "train" / "*" / "*.txt")), Columns()))
 
 
 # --- JSON lines
@@ -382,6 +389,7 @@ def test_find_takes_a_file_a_folder_and_a_glob(folder: Path, monkeypatch: pytest
     assert find(f"{folder}/a.csv") == [folder / "a.csv"]
     monkeypatch.chdir(folder)
     assert find("**/*.[tT]*") == [Path("b/c.TSV.gz"), Path("e.csv/f.txt")]
+    assert find("**/*.csv") == [Path("a.csv")]
     (folder / "odd[1].csv").touch()
     assert find("odd[1].csv") == [Path("odd[1].csv")]
 
@@ -452,10 +460,11 @@ def test_a_fingerprint_is_of_names_and_contents_wherever_they_lie(folder: Path) 
     one, two = find(str(folder / "one")), find(str(folder / "two"))
     assert fingerprint(one) == fingerprint(two)
     assert fingerprint(one[:1]) == fingerprint(two[:1]) != fingerprint(one)
+    two[1].write_text("text\n3\n")
+    assert fingerprint(one) != fingerprint(two)
+    two[1].write_text("text\n2\n")
     two[1].rename(folder / "two" / "sub" / "c.csv")
     assert fingerprint(one) != fingerprint(find(str(folder / "two")))
-    one[1].write_text("text\n3\n")
-    assert fingerprint(one) != fingerprint([folder / "two" / "a.csv", folder / "two" / "sub" / "c.csv"])
 
 
 def test_reading_text_does_not_load_torch_or_pyarrow() -> None:

@@ -7,7 +7,7 @@ import torch
 from rich.console import Console
 
 from qkv import draw
-from qkv.app.demo import ASKER, SENTENCE, hand_made_head
+from qkv.app.head import ASKER, SENTENCE, hand_made_head
 from qkv.explain import look_inside, work_through
 from qkv.model.attention import Attention
 from qkv.model.masks import causal
@@ -30,7 +30,7 @@ def test_worked_by_hand_equals_the_fused_kernel(scale: str) -> None:
             assert worked.output == pytest.approx(inside.mixed_HLK[head, position].tolist(), abs=1e-12)
 
 
-def test_the_demo_head_finds_the_animal() -> None:
+def test_the_hand_made_head_finds_the_animal() -> None:
     """Hand numbers: q.k = 6 for the animal, 0 for the other eight; e^(6/sqrt 2) = 69.59; 69.59 / 77.59 = 0.897."""
     attention, x_LD = hand_made_head()
     worked = work_through(look_inside(attention, x_LD), ASKER)

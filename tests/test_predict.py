@@ -145,7 +145,7 @@ def test_mistakes_are_named(folders: dict[str, Path], task: str, arguments: dict
     ("texts", "sentence"),
     [
         ("good", "texts is one string, 'good'; give a list of texts: ['good']"),
-        ([1], "text 1 is of type int; must be str"),
+        ([1], "text 1 is of type int; must be str, or a pair of them"),
     ],
 )
 def test_texts_are_a_list_of_texts(folders: dict[str, Path], texts: Any, sentence: str) -> None:

@@ -1,9 +1,10 @@
 """Files that appear whole or not at all, also when the process is killed or the disk is full, and manifests that prove
 that they are still what was written.
 
-A manifest is a JSON file with the size and sha256 of every other file beside it. Where a single file of a folder is
-replaced, the manifest first admits both versions, then the file changes, then the manifest names the new one only: at
-every instant each file is one that the manifest knows.
+A manifest is a JSON file with the size and sha256 of every other file beside it, and of its own list. Where a single
+file of a folder is replaced, the manifest first admits both versions, then the file changes, then the manifest names
+the new one only: at every instant each file is one that the manifest knows. That there is no such file yet is a version
+too.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +24,7 @@ from qkv.schema import UserError
 
 MANIFEST = "MANIFEST.json"
 LARGEST_MANIFEST = 10_000_000  # bytes
+ABSENT: dict[str, Any] = {"bytes": -1, "sha256": ""}  # the version of a file that is not there yet
 
 
 def sync(path: Path) -> None:
@@ -71,9 +75,25 @@ def described(file: Path) -> dict[str, Any]:
         return {"bytes": file.stat().st_size, "sha256": hashlib.file_digest(opened, "sha256").hexdigest()}
 
 
-def write_manifest(folder: Path, names: Iterable[str]) -> None:
-    """Describe these files of a folder as they are now."""
-    _write(folder, {name: [described(folder / name)] for name in sorted(names)})
+def write_manifest(folder: Path, names: Iterable[str], facts: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+    """Describe these files of a folder as they are now; `facts` are to be noted beside the hash of some."""
+    said = facts or {}
+    _write(folder, {name: [{**described(folder / name), **said.get(name, {})}] for name in sorted(names)})
+
+
+def remove_folder(folder: Path) -> None:
+    """Let go of a folder in one step: it is never met half empty."""
+    gone = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")
+    shutil.rmtree(gone, ignore_errors=True)
+    folder.rename(gone)
+    shutil.rmtree(gone)
+
+
+def remove_leftovers(folder: Path, names: re.Pattern[str]) -> None:
+    """Remove what a killed process left half-written under such names. For whoever alone writes there."""
+    for entry in folder.iterdir() if folder.is_dir() else ():
+        if names.fullmatch(entry.name):
+            shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
 def replace_listed(folder: Path, name: str, content: bytes | Callable[[Path], None], **facts: float) -> None:
@@ -94,7 +114,7 @@ def replace_listed(folder: Path, name: str, content: bytes | Callable[[Path], No
             fresh.write_bytes(content)
         sync(fresh)
         new = described(fresh) | facts
-        known([*listed.get(name, []), new])
+        known([*listed.get(name, [ABSENT]), new])
         fresh.replace(folder / name)
         sync(folder)
         known([new])
@@ -104,53 +124,96 @@ def replace_listed(folder: Path, name: str, content: bytes | Callable[[Path], No
 
 def facts_of(folder: Path, name: str) -> dict[str, Any] | None:
     """What a manifest says about the version of a file that is there; None where it is none that it knows."""
-    there = described(folder / name)
-    return next((version for version in _read(folder).get(name, []) if there.items() <= version.items()), None)
+    listed = _read(folder)
+    while True:
+        there = described(folder / name)
+        found = next((version for version in listed.get(name, []) if there.items() <= version.items()), None)
+        before, listed = listed, _read(folder)
+        if found is not None or listed == before:
+            return found
 
 
-def problems(folder: Path) -> list[str]:
-    """What is wrong in a folder by its manifest, a sentence each; empty where every file is what was written."""
+def lists(folder: Path, name: str) -> bool:
+    """Whether a folder's manifest knows such a file."""
+    return name in _read(folder)
+
+
+def problems(folder: Path, trusted: Iterable[str] = ()) -> list[str]:
+    """What is wrong in a folder by its manifest, a sentence each; empty where every file is what was written.
+
+    `trusted` are files that would be used if they are there, so the manifest must list them.
+    """
+    names = list(trusted)
     try:
         listed = _read(folder)
+        while wrong := list(_all_wrong(folder, listed, names)):
+            before, listed = listed, _read(folder)
+            if listed == before:
+                return wrong  # else a file was replaced while we looked
     except UserError as error:
         return [str(error)]
-    return [sentence for name, versions in listed.items() for sentence in _wrong(folder / name, versions)]
+    return []
+
+
+def _all_wrong(folder: Path, listed: Mapping[str, list[dict[str, Any]]], trusted: list[str]) -> Iterator[str]:
+    for name, versions in listed.items():
+        yield from _wrong(folder / name, versions)
+    for name in trusted:
+        if name not in listed and os.path.lexists(folder / name):
+            yield f"{folder / name}: is not listed in {MANIFEST}, so it is not what was written"
 
 
 def _wrong(file: Path, versions: list[dict[str, Any]]) -> Iterator[str]:
     try:
-        size = file.stat().st_size
-        if size not in {version["bytes"] for version in versions}:
-            sizes = " or ".join(f"{version['bytes']:,}" for version in versions)
-            yield f"{file}: has {size:,} bytes, its manifest says {sizes}"
+        found = file.stat()
+        if not stat.S_ISREG(found.st_mode):  # a pipe or a device may never end
+            yield f"{file}: is not a regular file"
+        elif found.st_size not in {version["bytes"] for version in versions}:
+            sizes = " or ".join(f"{version['bytes']:,}" for version in versions if version != ABSENT)
+            yield f"{file}: has {found.st_size:,} bytes, its manifest says {sizes}"
         elif not any(described(file).items() <= version.items() for version in versions):
             yield f"{file}: its content is not what was written (sha256 differs from {MANIFEST})"
     except FileNotFoundError:
-        yield f"{file}: is missing, its manifest lists it"
+        if ABSENT not in versions:
+            yield f"{file}: is missing, its manifest lists it"
     except OSError as error:
         yield f"{file}: cannot be read: {error.strerror}"
 
 
 def _write(folder: Path, listed: Mapping[str, list[dict[str, Any]]]) -> None:
-    text = json.dumps({"files": listed}, indent=1, sort_keys=True) + "\n"
+    text = json.dumps({"files": listed, "sha256": _sum(listed)}, indent=1, sort_keys=True) + "\n"
     replace_file(folder / MANIFEST, text.encode())
+
+
+def _sum(listed: Mapping[str, list[dict[str, Any]]]) -> str:
+    """A manifest's hash of its own list: a changed size, hash or fact cannot pass for what was written."""
+    return hashlib.sha256(json.dumps(listed, sort_keys=True).encode()).hexdigest()
 
 
 def _read(folder: Path) -> dict[str, list[dict[str, Any]]]:
     """The list of files in a manifest. It may come from a stranger, so its form is checked."""
     file = folder / MANIFEST
     try:
-        if file.stat().st_size > LARGEST_MANIFEST:
-            raise ValueError("too large")
-        listed = json.loads(file.read_bytes())["files"]
+        found = file.stat()
+        if not stat.S_ISREG(found.st_mode) or found.st_size > LARGEST_MANIFEST:
+            raise ValueError(f"must be a regular file of at most {LARGEST_MANIFEST:,} bytes")
+        said = json.loads(file.read_bytes())
+        listed = said["files"]
         for name, versions in listed.items():
-            plain = "/" not in name and "\\" not in name and name not in ("", ".", "..")
-            if not plain or not all(type(v["bytes"]) is int and type(v["sha256"]) is str for v in versions):
+            plain = "/" not in name and "\\" not in name and name not in ("", ".", "..") and name.isprintable()
+            whole = type(versions) is list and versions
+            if (
+                not plain
+                or not whole
+                or not all(type(v["bytes"]) is int and type(v["sha256"]) is str for v in versions)
+            ):
                 raise ValueError(f"odd entry {name[:60]!r}")
+        if said["sha256"] != _sum(listed):
+            raise ValueError("its sha256 is not that of its list")
     except FileNotFoundError:
         raise UserError(f"{file}: is missing, so nothing beside it can be trusted") from None
     except OSError as error:
         raise UserError(f"{file}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise UserError(f"{file}: is not a manifest: {str(error)[:100]}") from None
+        raise UserError(f"{file}: is not a manifest as it was written: {str(error)[:100]}") from None
     return listed

@@ -1,1 +1,292 @@
-"""A classifier with the manners of scikit-learn."""
+"""A text classifier with the manners of scikit-learn: `fit`, `predict`, `predict_proba`, in pipelines and searches.
+
+There is no second way to train: `fit` writes its texts as JSON lines and gives them to `qkv.train`. All of them are
+learnt from, since whoever uses scikit-learn holds out rows before `fit`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Iterable, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv import api, disk, presets, recipes
+from qkv.config import Recipe
+from qkv.data.split import place_of
+from qkv.predict import Predictor, Text
+from qkv.schema import UserError, override
+from qkv.text.tokenizer import check_text
+
+if TYPE_CHECKING:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+else:
+    try:
+        from sklearn.base import BaseEstimator, ClassifierMixin
+    except ImportError:
+
+        class ClassifierMixin:
+            """Stands where scikit-learn is missing, and says so."""
+
+            def __new__(cls, *args: Any, **options: Any) -> Any:
+                raise UserError(f"{cls.__name__} needs scikit-learn: pip install 'qkv[sklearn]'")
+
+        class BaseEstimator:
+            """Stands where scikit-learn is missing."""
+
+
+# For hundreds or a few thousand texts: as `reviews-quick`, but in small steps and many epochs.
+SMALL: dict[str, Any] = {
+    "data": {"length": 256},
+    "tokenizer": {"vocab_size": 4000},
+    "model": {
+        "context": 512,
+        "width": 64,
+        "heads": 2,
+        "layers": 1,
+        "feedforward": 64,
+        "positions": "rotary",
+        "embedding_norm": True,
+        "pooler": "gelu",
+    },
+    "train": {"epochs": 10, "batch_tokens": 1024, "learning_rate": 1e-3, "warmup": 20, "hide_tokens": 0.2},
+}
+OF_FIT = ("corpus", "validation", "test", "text", "pair", "label", "label_names", "group")  # of [data]: not to be set
+
+
+class TransformerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """A Transformer that learns to tell classes of texts apart.
+
+    X is a list, a one-dimensional array or a series of texts, or of pairs of texts. y holds labels of any kind.
+
+    recipe: a recipe's name, a TOML file, or None for a small model with keys for a few thousand texts.
+    settings: recipe keys as `train.dropout=0.2`, all but those that say where the data lies.
+    epochs, learning_rate: `train.epochs` and `train.learning_rate`, as parameters so that a search can vary them.
+    validation: share of the rows of each class that is not learnt from, but chooses the weights and calibrates the
+        probabilities, as a recipe's validation rows do. The usual 0 learns from every row, keeps the last weights and
+        leaves the probabilities uncalibrated; so does a share that is less than a row of each class.
+    random_state: all randomness is a function of this number; None: the recipe's seed, which is 7 unless it says
+        otherwise.
+    output: a folder for the run, in which `fit` goes on where it was stopped; it belongs to one set of texts and
+        parameters, so leave it out of cross-validation. None: a temporary folder that is removed.
+
+    After `fit`: `classes_`, and `predictor_`, which is what `qkv.load` gives. Tokenised rows stay in the cache
+    (QKV_CACHE), as those of every training, so that a search tokenises each fold once.
+    """
+
+    def __init__(
+        self,
+        recipe: str | PathLike[str] | None = "reviews-quick",
+        *,
+        settings: Sequence[str] = (),
+        epochs: int | None = None,
+        learning_rate: float | None = None,
+        validation: float = 0.0,
+        random_state: int | np.random.RandomState | None = None,
+        output: str | PathLike[str] | None = None,
+    ) -> None:
+        self.recipe = recipe
+        self.settings = settings
+        self.epochs = epochs
+        self.learning_rate = learning_rate
+        self.validation = validation
+        self.random_state = random_state
+        self.output = output
+
+    def fit(self, X: Iterable[Any], y: Any) -> Self:
+        """Learn from texts X with labels y. Texts that are empty are left out, with a warning."""
+        texts = _texts(X)
+        self.classes_, numbers = _classes(y, len(texts))
+        blank = [not any(part.strip() for part in _parts(text)) for text in texts]
+        _check_blank(blank, numbers, self.classes_)
+        if any(blank):
+            warnings.warn(f"{sum(blank)} of {len(texts)} texts are empty and not learnt from", stacklevel=2)
+        rows = [(text, n) for text, n, empty in zip(texts, numbers, blank, strict=True) if not empty]
+        recipe = self._recipe()
+        if self.output is not None:
+            self.predictor_ = self._train(recipe, rows, Path(self.output).expanduser().absolute())
+        else:
+            with tempfile.TemporaryDirectory(prefix="qkv-") as folder:
+                self.predictor_ = self._train(recipe, rows, Path(folder))
+        return self
+
+    def predict(self, X: Iterable[Any]) -> NDArray[Any]:
+        """The likeliest class of each text."""
+        return self.classes_[self.predict_proba(X).argmax(1)]
+
+    def predict_proba(self, X: Iterable[Any]) -> NDArray[np.float64]:
+        """The probability of each class, in the order of `classes_`, for each text."""
+        from sklearn.utils.validation import check_is_fitted
+
+        check_is_fitted(self)
+        texts, pairs = _texts(X), self.predictor_.reading.pairs
+        if texts and isinstance(texts[0], tuple) != pairs:
+            found, wanted = ("texts", "pairs of texts") if pairs else ("pairs of texts", "texts")
+            raise UserError(f"X holds {found}; this classifier was fitted on {wanted}")
+        answers = self.predictor_.predict(texts)
+        shares = [list((answer.probabilities or {}).values()) for answer in answers]
+        return np.array(shares, np.float64).reshape(len(texts), len(self.classes_))
+
+    def __sklearn_tags__(self) -> Any:
+        """What kind of input is taken: texts, one to a row, and no table of numbers."""
+        tags = super().__sklearn_tags__()
+        tags.input_tags.one_d_array = True
+        tags.input_tags.two_d_array = False
+        tags.input_tags.string = True
+        return tags
+
+    def _recipe(self) -> Recipe:
+        """The recipe with all that the parameters say, and still without its data."""
+        if isinstance(self.settings, str):
+            raise UserError(f"settings is one string, {self.settings[:60]!r}; give a list: [{self.settings[:60]!r}]")
+        settings = [*self.settings]
+        for setting in settings:
+            if (name := setting.partition("=")[0].strip().removeprefix("data.")) in OF_FIT and "data." in setting:
+                raise UserError(f"settings: {setting!r}: data.{name} is for fit to say, which is given its texts")
+        chosen = {
+            "train.epochs": self.epochs,
+            "train.learning_rate": self.learning_rate,
+            "seed": self._seed(),
+        }
+        settings += [f"{name}={value}" for name, value in chosen.items() if value is not None]
+        if self.recipe is None:
+            return presets.expand(override(SMALL, settings), where="settings")
+        return recipes.resolve(os.fspath(self.recipe), settings)
+
+    def _seed(self) -> int | None:
+        """A generator gives a number, and another one at each fit, as everywhere in scikit-learn."""
+        if isinstance(self.random_state, np.random.RandomState):
+            return int(self.random_state.randint(2**31 - 1))
+        return self.random_state
+
+    def _train(self, recipe: Recipe, rows: list[tuple[Text, int]], folder: Path) -> Predictor:
+        """Write the rows where the usual road reads them, and go it. No row is held out where validation and test are
+        files of their own; they may be empty."""
+        held_out = _held_out(rows, self.validation)
+        files = {
+            "corpus": [row for row, held in zip(rows, held_out, strict=True) if not held],
+            "validation": [row for row, held in zip(rows, held_out, strict=True) if held],
+            "test": [],
+        }
+        places = {name: folder / "data" / f"{name}.jsonl" for name in files}
+        for name, part in files.items():
+            _write(places[name], part, folder)
+        data = {
+            **recipe.data.model_dump(),
+            **{name: str(place) for name, place in places.items()},
+            **{"text": "text", "pair": "pair" if isinstance(rows[0][0], tuple) else "none", "label": "label"},
+            **{"label_names": _label_names(self.classes_), "group": "none"},
+        }
+        return api.train(recipe.replace(data=data), folder)
+
+
+def _texts(X: Iterable[Any]) -> list[Text]:
+    """Texts or pairs as a list, whatever they came in."""
+    if isinstance(X, str | bytes):
+        raise UserError(f"X is one string, {X[:40]!r}; give a list of texts: [{X[:40]!r}]")
+    if hasattr(X, "to_numpy"):  # a series of pandas or polars; iterating over a table would give its column names
+        X = X.to_numpy()
+    if isinstance(X, np.ndarray) and X.ndim:
+        X = X.tolist()
+    try:
+        found = [_text(one, number) for number, one in enumerate(X, 1)]
+    except TypeError:
+        raise UserError(f"X is of type {type(X).__name__}; must be a list, an array or a series of texts") from None
+    kinds = {isinstance(text, tuple) for text in found}
+    if len(kinds) > 1:
+        raise UserError("X holds single texts and pairs of texts; must be of one kind")
+    return found
+
+
+def _text(one: Any, number: int) -> Text:
+    parts = (one,) if isinstance(one, str) else tuple(one) if isinstance(one, tuple | list | np.ndarray) else ()
+    if not parts or not all(isinstance(part, str) for part in parts) or (len(parts) != 2 and one is not parts[0]):
+        raise UserError(f"X: text {number} is {_kind(one)}; must be str, or a pair of them")
+    for part in parts:
+        check_text(part, number)
+    return (parts[0], parts[1]) if len(parts) == 2 else parts[0]
+
+
+def _kind(one: Any) -> str:
+    if isinstance(one, tuple | list) and one:
+        inner = sorted({type(part).__name__ for part in one})
+        return f"a {type(one).__name__} of {len(one)} ({', '.join(inner)})"
+    return f"of type {type(one).__name__}"
+
+
+def _parts(text: Text) -> tuple[str, ...]:
+    return (text,) if isinstance(text, str) else text
+
+
+def _classes(y: Any, texts: int) -> tuple[NDArray[Any], list[int]]:
+    """The different labels, sorted, and the number of each row's label among them."""
+    from sklearn.utils import assert_all_finite, column_or_1d
+    from sklearn.utils.multiclass import check_classification_targets
+
+    if y is None:
+        raise UserError("requires y to be passed, but the target y is None; give a label for each text")
+    labels = column_or_1d(y, warn=True)
+    if not texts:
+        raise UserError("X is empty; fit needs texts of two classes at least")
+    if len(labels) != texts:
+        raise UserError(f"X has {texts:,} texts and y has {len(labels):,} labels; must be as many")
+    assert_all_finite(labels, input_name="y")
+    check_classification_targets(labels)
+    classes, numbers = np.unique(labels, return_inverse=True)
+    if len(classes) < 2:
+        only = classes.tolist()[0]
+        raise UserError(f"y has only one class, {only!r}, in {texts:,} rows; a classifier needs two at least")
+    return classes, numbers.tolist()
+
+
+def _check_blank(blank: list[bool], numbers: list[int], classes: NDArray[Any]) -> None:
+    """Refuse a class of which there is nothing to learn."""
+    left = {number for number, empty in zip(numbers, blank, strict=True) if not empty}
+    for number, label in enumerate(classes.tolist()):
+        if number not in left:
+            raise UserError(f"all texts of class {label!r} are empty; there is nothing to learn it from")
+
+
+def _held_out(rows: list[tuple[Text, int]], share: float) -> list[bool]:
+    """Which rows choose and calibrate: of each class those with the lowest hashes, at most that share, so that equal
+    texts are on one side. Never all of a class."""
+    if not 0 <= share < 1:
+        raise UserError(f"validation = {share!r}: must be at least 0 and below 1")
+    places = [place_of(*_parts(text)) for text, _ in rows]
+    by_class: dict[int, list[float]] = {}
+    for place, (_, number) in zip(places, rows, strict=True):
+        by_class.setdefault(number, []).append(place)
+    bounds = {number: sorted(own)[int(share * len(own))] for number, own in by_class.items()}
+    if not all(place > min(by_class[n]) for n, place in bounds.items()):
+        return [False] * len(rows)  # too few rows: a class would be missing
+    return [place < bounds[number] for place, (_, number) in zip(places, rows, strict=True)]
+
+
+def _write(file: Path, rows: list[tuple[Text, int]], output: Path) -> None:
+    """Rows as JSON lines. Those of another fit are not overwritten: a run belongs to its data."""
+    names = ("text", "pair")
+    lines = [json.dumps({**dict(zip(names, _parts(text), strict=False)), "label": n}) + "\n" for text, n in rows]
+    content = "".join(lines).encode()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.exists():
+            disk.replace_file(file, content)
+        elif file.read_bytes() != content:
+            raise UserError(f"output: {output} was begun with other texts or labels; choose another, or delete it")
+    except OSError as error:
+        raise UserError(f"output: {file} cannot be written: {error.strerror}; choose another place") from None
+
+
+def _label_names(classes: NDArray[Any]) -> str:
+    """The classes by name for whoever reads the run; rows carry their numbers, so that any label will do. Where a
+    recipe cannot write the names, the numbers are the names."""
+    names = [str(label).strip() for label in classes.tolist()]
+    plain = all(name and not set(name) & set(",=") for name in names) and len(set(names)) == len(names)
+    return ", ".join(f"{number}={name}" for number, name in enumerate(names)) if plain else "none"

@@ -127,7 +127,7 @@ def token_scores(predictor: Predictor, batch: Padded, own_L: Tensor, label: int)
         words_1LD = F.embedding(batch.tokens_BL, model.embedding.table_VD) * model.embedding.factor
         way_1LD = (words_1LD - model.embedding.table_VD.mean(0) * model.embedding.factor) * own_L[:, None]
     sums_LD = torch.zeros_like(way_1LD[0])
-    left_N = 1 - (torch.arange(STEPS, dtype=way_1LD.dtype) + 0.5) / STEPS
+    left_N = (torch.arange(STEPS, dtype=way_1LD.dtype) + 0.5) / STEPS
     for some in left_N.split(max(1, PASS_TOKENS // max(1, len(own_L)))):
         sums_LD += _gradient(model, end_1LD - some[:, None, None] * way_1LD, label).sum(0)
     return (sums_LD * way_1LD[0]).sum(-1).div(STEPS).tolist()

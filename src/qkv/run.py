@@ -10,6 +10,7 @@ Everything appears whole or not at all, and every reader checks the manifest. No
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping
@@ -32,7 +33,10 @@ from qkv.schema import UserError, describe, read_toml
 RECIPE, METRICS, CARD, WEIGHTS = "recipe.toml", "metrics.jsonl", "README.md", "model.safetensors"
 KEPT = 2  # newest checkpoints, beside that of the best model
 MAY_CHANGE = ("train.report_every", "train.eval_every", "train.save_every")  # on resume
+PARTS = (WEIGHTS, "optimiser.safetensors", "progress.json")  # of a checkpoint
 _STEP = re.compile(r"step-(\d+)")
+_LEFT_IN_ROOT = re.compile(r"\.[\w.]+\.(json|jsonl|toml|md|safetensors|png)\.(new|tmp-\d+)")  # by a process killed
+_LEFT_IN_CHECKPOINTS = re.compile(r"step-\d+\.tmp-\d+")
 
 
 @dataclass(frozen=True)
@@ -64,9 +68,25 @@ class Run:
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written: {error.strerror}; choose another place with -o") from None
         try:
+            with self.writing("what a killed process left"):
+                if self.begun:
+                    disk.remove_leftovers(self.path, _LEFT_IN_ROOT)
+                disk.remove_leftovers(self.path / "checkpoints", _LEFT_IN_CHECKPOINTS)
             yield
         finally:
             lock.release()
+
+    @contextmanager
+    def writing(self, what: str) -> Iterator[None]:
+        """A full disk, or one that cannot be written, is told in a sentence."""
+        try:
+            yield
+        except (OSError, SafetensorError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)[:200]
+            raise UserError(
+                f"{self.path}: {what} cannot be written: {reason}; what was saved before is whole, so make room and "
+                "give the same command again"
+            ) from None
 
     @property
     def recipe(self) -> Recipe | None:
@@ -74,12 +94,28 @@ class Run:
         file = self.path / RECIPE
         return Recipe.read(read_toml(file), str(file)) if file.exists() else None
 
-    def begin(self, recipe: Recipe, files: Mapping[str, bytes]) -> None:
-        """Write what does not change: the resolved recipe and the tokenizer."""
+    def begin(self, recipe: Recipe, files: Mapping[str, bytes], data_hash: str) -> None:
+        """Write what does not change: the resolved recipe and the tokenizer. A model and a card must be made anew."""
         content = {RECIPE: recipe.to_toml().encode(), **files}
+        if not self.begun:
+            self._check_place(content)
         for name, text in content.items():
             disk.replace_file(self.path / name, text)
-        disk.write_manifest(self.path, content)
+        for name in ("config.json", WEIGHTS, CARD):
+            (self.path / name).unlink(missing_ok=True)
+        (self.path / "checkpoints").mkdir(exist_ok=True)
+        disk.write_manifest(self.path, content, {RECIPE: {"data": data_hash}})
+
+    def _check_place(self, content: Mapping[str, bytes]) -> None:
+        """What lies there and is not ours is not written over."""
+        for name in (*content, "config.json", WEIGHTS, CARD):
+            file = self.path / name
+            if os.path.lexists(file) and (name not in content or file.read_bytes() != content[name]):
+                raise UserError(f"{file}: is there already, in a folder that is no run; choose another place with -o")
+
+    def data_hash(self) -> str | None:
+        """The hash of the data that was begun with."""
+        return (disk.facts_of(self.path, RECIPE) or {}).get("data")
 
     @property
     def begun(self) -> bool:
@@ -112,11 +148,19 @@ class Run:
         disk.replace_listed(self.path, CARD, text.encode())
 
     def is_done(self) -> bool:
-        return self.begun and (self.path / CARD).exists()
+        return self.begun and disk.lists(self.path, CARD) and (self.path / CARD).exists()
+
+    def problems(self) -> list[str]:
+        """What is wrong in the root, a sentence each."""
+        return disk.problems(self.path, (RECIPE, WEIGHTS, CARD, "config.json", "tokenizer.json"))
+
+    def problems_of(self, step: int) -> list[str]:
+        """What is wrong with a checkpoint, a sentence each."""
+        return disk.problems(self.folder_of(step), PARTS)
 
     def check(self) -> None:
         """Every reader's first step: a file that is not what was written is named, never used."""
-        wrong = disk.problems(self.path)
+        wrong = self.problems()
         if wrong:
             raise UserError(f"{wrong[0]}; `qkv verify {self.path} --repair` says what can be done")
 
@@ -132,9 +176,12 @@ class Run:
             return []
         whole = raw[: raw.rfind(b"\n") + 1]
         try:
-            return [json.loads(line) for line in whole.splitlines()]
-        except ValueError as error:
+            lines = [json.loads(line) for line in whole.splitlines()]
+            if not all(isinstance(line, dict) and isinstance(line.get("step"), int) for line in lines):
+                raise ValueError("a line is not an object with a step")
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{self.path / METRICS}: is not JSON lines: {error}") from None
+        return lines
 
     def cut_back(self, step: int) -> None:
         """Forget the reports after a step: they will be made again."""
@@ -152,24 +199,32 @@ class Run:
 
     def save(self, checkpoint: Checkpoint, *, best_step: int) -> None:
         """Write a checkpoint, make sure of it, and only then let go of those that are no longer needed."""
-        target = self.folder_of(checkpoint.step)
-        if not target.exists():
-            with disk.new_folder(target) as folder:
-                save_file(checkpoint.weights, folder / WEIGHTS)
-                save_file(checkpoint.optimiser, folder / "optimiser.safetensors")
-                facts = {"progress": checkpoint.progress, "fingerprint": checkpoint.fingerprint}
-                (folder / "progress.json").write_text(json.dumps(facts), encoding="utf-8")
-        wrong = disk.problems(target)
+        if (self.path / METRICS).exists():
+            disk.sync(self.path / METRICS)  # its lines up to here are never made again
+        with disk.new_folder(self.folder_of(checkpoint.step)) as folder:
+            save_file(checkpoint.weights, folder / WEIGHTS)
+            save_file(checkpoint.optimiser, folder / "optimiser.safetensors")
+            facts = {"progress": checkpoint.progress, "fingerprint": checkpoint.fingerprint}
+            (folder / "progress.json").write_text(json.dumps(facts), encoding="utf-8")
+        wrong = self.problems_of(checkpoint.step)
         if wrong:
             raise UserError(f"{wrong[0]}: the disk does not keep what is written to it")
         for step in self.checkpoints()[KEPT:]:
-            if step != best_step:
-                shutil.rmtree(self.folder_of(step))
+            if step not in (best_step, checkpoint.step):
+                disk.remove_folder(self.folder_of(step))
+
+    def set_aside(self, step: int) -> Path:
+        """Give a damaged checkpoint another name, so that its place is free and nobody takes it for a checkpoint."""
+        folder, number = self.folder_of(step), 1
+        while (aside := folder.with_name(f"{folder.name}.damaged-{number}")).exists():
+            number += 1
+        folder.rename(aside)
+        return aside
 
     def load(self, step: int) -> Checkpoint:
         """A checkpoint that is what was written."""
         folder = self.folder_of(step)
-        wrong = disk.problems(folder)
+        wrong = self.problems_of(step)
         if wrong:
             raise UserError(wrong[0])
         try:
@@ -179,14 +234,14 @@ class Run:
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise UserError(f"{folder}: cannot be read: {str(error)[:200]}") from None
 
-    def newest(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that verifies, and a sentence for each newer one that does not."""
-        passed_over: list[str] = []
+    def newest(self) -> tuple[Checkpoint | None, dict[int, str]]:
+        """The newest checkpoint that verifies, and of each newer one what is wrong with it."""
+        passed_over: dict[int, str] = {}
         for step in self.checkpoints():
             try:
                 return self.load(step), passed_over
             except UserError as error:
-                passed_over.append(f"{error}; the checkpoint before it is used")
+                passed_over[step] = str(error)
         return None, passed_over
 
     def check_room(self, tensors: Mapping[str, Tensor]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from qkv import disk
 from qkv.learn.session import fresh_model, open_run_data, written_model
 from qkv.learn.train import Progress
-from qkv.run import CARD, RECIPE, WEIGHTS, Run
+from qkv.run import RECIPE, WEIGHTS, Run
 from qkv.schema import UserError
 from qkv.streams import stream
 
@@ -35,10 +35,15 @@ def verify(path: Path) -> tuple[list[Finding], str]:
     run = Run(path)
     if not run.begun:
         raise UserError(f"{path}: is no run: it has no {disk.MANIFEST}; a run is what `qkv train` writes")
-    findings = [Finding("root", disk.problems(path))]
-    findings += [Finding(f"step {step}", disk.problems(run.folder_of(step))) for step in run.checkpoints()]
+    findings = [Finding("root", run.problems())]
+    for step in run.checkpoints():
+        wrong = run.problems_of(step)
+        if run.folder_of(step).exists():  # a training that goes on meanwhile lets go of old ones
+            findings.append(Finding(f"step {step}", wrong))
     sound = [finding for finding in findings[1:] if not finding.problems]
-    if run.is_done():
+    if findings[0].problems:
+        future = "its root is damaged, so nothing uses this run as it is; --repair makes anew what can be made"
+    elif run.is_done():
         future = "this run is finished; training it again changes nothing"
     elif sound:
         future = f"the same qkv train command goes on from {sound[0].part}"
@@ -52,37 +57,38 @@ def repair(path: Path) -> list[str]:
     run, done = Run(path), list[str]()
     with run.lock():
         for step in run.checkpoints():
-            folder = run.folder_of(step)
-            if disk.problems(folder):
-                folder.rename(folder.with_name(f"{folder.name}.damaged"))
-                done.append(f"{folder} is damaged and was set aside as {folder.name}.damaged")
-        wrong = " ".join(disk.problems(path))
-        if not wrong:
+            if run.problems_of(step):
+                done.append(f"{run.folder_of(step)} is damaged and was set aside as {run.set_aside(step).name}")
+        if not run.problems():
             return done
-        if RECIPE in wrong:
-            raise UserError(f"{path / RECIPE}: is damaged, and nothing else tells what it said; begin anew elsewhere")
-        return done + _rebuild(run)
+        with run.writing("what was repaired"):
+            return done + _rebuild(run)
 
 
 def _rebuild(run: Run) -> list[str]:
     """Write the root again. The model comes from the checkpoint of its own step, so that it is the same to the bit."""
-    recipe = run.recipe
     checkpoint, _ = run.newest()
-    if recipe is None or checkpoint is None:
-        raise UserError(f"{run.path}: there is no sound checkpoint to make the model anew from")
-    progress = Progress(**checkpoint.progress)
-    kept = run.load(progress.best_step) if progress.best_step in run.checkpoints() else checkpoint
+    if checkpoint is None:
+        raise UserError(f"{run.path}: there is no sound checkpoint to make the model anew from; begin anew elsewhere")
+    recipe, best = run.recipe, Progress(**checkpoint.progress).best_step
+    if recipe is None or any(RECIPE in sentence for sentence in run.problems()):
+        raise UserError(f"{run.path / RECIPE}: is damaged, and nothing else tells what it said; begin anew elsewhere")
+    if best and best not in run.checkpoints():
+        raise UserError(
+            f"{run.path}: its model came from step {best}, whose checkpoint is lost too; begin anew elsewhere"
+        )
     prepared, files = open_run_data(recipe)
+    if prepared.data_hash != checkpoint.fingerprint["data"]:
+        raise UserError(f"{run.path}: the data has changed since this run was begun, so its root cannot be made anew")
+    run.begin(recipe, files, prepared.data_hash)
+    if not best:
+        return [f"{run.path}: its root was made anew; its first model is written at its first evaluation"]
+    kept = run.load(best)
     model = fresh_model(recipe)
     model.load_state_dict(kept.weights)
-    (run.path / "config.json").unlink(missing_ok=True)
-    (run.path / CARD).unlink(missing_ok=True)
-    run.begin(recipe, files)
     temperature = Progress(**kept.progress).temperature
-    run.replace_model(
-        written_model(model, recipe, prepared.labels, temperature), step=kept.step, temperature=temperature
-    )
-    return [f"{run.path}: its model was made anew from step {kept.step}; its card is written when it is trained again"]
+    run.replace_model(written_model(model, recipe, prepared.labels, temperature), step=best, temperature=temperature)
+    return [f"{run.path}: its model was made anew from step {best}; its card is written when it is trained again"]
 
 
 @dataclass(frozen=True)
@@ -124,7 +130,7 @@ def crash_test(command: Sequence[str], folder: Path, kills: int, seed: int) -> I
             break  # it came to its end first
         run = Run(killed)
         lines = run.metrics() if run.begun else []
-        sound = [step for step in run.checkpoints() if not disk.problems(run.folder_of(step))]
+        sound = [step for step in run.checkpoints() if not run.problems_of(step)]
         yield Kill(number + 1, how.name, int(lines[-1]["step"]) if lines else 0, sound[0] if sound else 0)
     _run_to_end([*command, "-o", str(killed)])
     yield compare_to_the_bit(Run(whole), Run(killed))

@@ -9,6 +9,8 @@ import io
 import json
 import os
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +18,10 @@ import typer
 from rich.console import Console
 
 from qkv import __version__
+from qkv.app import data
 from qkv.schema import UserError
+
+MANY_TEXTS = 200  # from here on a bar is worth it
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,6 +30,8 @@ app = typer.Typer(
     help="The whole Transformer on the machine you have.",
     epilog="Query: what I look for. Key: what I offer. Value: what I hold.",
 )
+
+app.add_typer(data.app, name="data")
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change a key of the recipe: model.layers=8.")
@@ -234,8 +241,10 @@ def predict(
     """What a model says about texts, one line each: a label, words for [MASK], a continuation or a translation."""
     from qkv.api import load
 
-    given = _texts(texts, file)
-    answers = load(run).predict(given, top=top, max_tokens=max_tokens)
+    given, predictor = _texts(texts, file), load(run)
+    asked = [_pair(text, n) for n, text in enumerate(given, 1)] if predictor.reading.pairs else given
+    with _counting(len(asked)) as seen:
+        answers = predictor.predict(asked, top=top, max_tokens=max_tokens, seen=seen)
     for answer in answers:
         print(json.dumps(answer.to_json(), ensure_ascii=False) if as_json else answer)
     cut = [number for number, answer in enumerate(answers, 1) if answer.cut]
@@ -243,6 +252,26 @@ def predict(
         print(
             f"note: {len(cut)} of {len(answers)} texts were cut to fit the model, first text {cut[0]}", file=sys.stderr
         )
+
+
+def _pair(line: str, number: int) -> tuple[str, str]:
+    first, tab, second = line.partition("\t")
+    if not tab:
+        raise UserError(f"text {number}: this model judges pairs; write both texts with a tab between them")
+    return first, second
+
+
+@contextmanager
+def _counting(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr for many texts, where somebody sits in front of it."""
+    if total < MANY_TEXTS or not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("predicting", total=total)
+        yield lambda count: bar.advance(task, count)
 
 
 def _texts(texts: list[str] | None, file: Path | None) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from qkv.app.training import save_curves, say
@@ -25,12 +26,12 @@ def show_comparison(console: Console, paths: Sequence[Path], picture: Path | Non
     for name in ("run", "steps", "minutes", "tokens/s", "best step", "validation loss", "validation accuracy", ""):
         table.add_column(name, justify="left" if name in ("run", "") else "right", no_wrap=True)
     for run in runs:
-        table.add_row(*_row(run))
+        table.add_row(*(escape(cell) for cell in _row(run)))
     console.print(table)
     for run in runs[1:]:
-        console.print(f"\n[bold]{run.path}[/bold] against {runs[0].path}")
+        console.print(f"\n{run.path} against {runs[0].path}", style="bold", markup=False, soft_wrap=True)
         for sentence in _why(runs[0], run):
-            console.print(f"  {sentence}", markup=False)
+            console.print(f"  {sentence}", markup=False, soft_wrap=True)
     if picture is not None:
         save_curves(runs, picture)
         say(f"curves: {picture}")
@@ -73,8 +74,8 @@ def show_findings(console: Console, findings: Sequence[Finding], future: str) ->
         state = "[green]as written[/green]" if not finding.problems else "[red]damaged[/red]"
         console.print(f"{finding.part:<12} {state}")
         for problem in finding.problems:
-            console.print(f"  {problem}", markup=False)
-    console.print(future, markup=False)
+            console.print(f"  {problem}", markup=False, soft_wrap=True)
+    console.print(future, markup=False, soft_wrap=True)
     return not any(finding.problems for finding in findings)
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import re
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,7 @@ class _Tally:
     unlabelled: int = 0
     first_empty: str = ""
     first_unlabelled: str = ""
+    first_of: dict[str, str] = field(default_factory=dict)  # label -> place of its first row
 
     def notes(self) -> list[str]:
         said = []
@@ -99,7 +102,7 @@ def open_source(data: DataConfig, say: Say = lambda sentence: None) -> Source:
     if entry is not None:
         default = DataConfig()
         own = (data.text, data.pair, data.label) != (default.text, default.pair, default.label)
-        columns = columns if own else entry.columns
+        columns = columns if own else replace(entry.columns, group=columns.group or entry.columns.group)
         names = names or dict(entry.label_names)
     found = {"corpus": files}
     for name in ("validation", "test"):
@@ -111,10 +114,14 @@ def open_source(data: DataConfig, say: Say = lambda sentence: None) -> Source:
 
 def prepare(source: Source, wanted: TokenizerConfig, cache: Path, say: Say = lambda sentence: None) -> Prepared:
     """Stores and tokenizer for a source: from the cache, or made now. Only one process makes them, others wait."""
-    folder = cache / "stores" / _hash([VERSION, source.data_hash, wanted.model_dump()])[:32]
+    # The order in which label names are given is the order of the labels, and no part of the data's hash.
+    parts = [VERSION, source.data_hash, list(source.label_names), wanted.model_dump()]
+    folder = cache / "stores" / _hash(parts)[:32]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(folder.with_suffix(".lock")):
+            for left in folder.parent.glob(f"{folder.name}.tmp-*"):
+                shutil.rmtree(left, ignore_errors=True)  # of a process that was killed: whoever lives waits for us
             wrong = disk.problems(folder) if folder.exists() else []
             if wrong:
                 say(f"{wrong[0]}; made anew")
@@ -160,6 +167,7 @@ def _training_texts(source: Source, tally: _Tally) -> Iterator[str]:
             tally.first_unlabelled = tally.first_unlabelled or row.place
         else:
             tally.counts[part][label] += 1
+            tally.first_of.setdefault(label, row.place)
             if part == "train" and given < TRAINING_CHARACTERS:
                 given += len(row.text) + len(row.pair or "")
                 yield row.text
@@ -173,11 +181,7 @@ def _tokenise(source: Source, part: Part, tokenizer: Tokenizer, labels: list[str
     while chunk := list(itertools.islice(rows, CHUNK)):
         texts = tokenizer.ids([row.text for row in chunk])
         seconds = tokenizer.ids([row.pair or "" for row in chunk]) if source.columns.pair else []
-        numbers = [number_of.get(source.label_of(row) or "", -1) for row in chunk]
-        if -1 in numbers:
-            row = chunk[numbers.index(-1)]
-            raise UserError(f"{row.place}: label {row.label!r} is in no training row; known: {listed(labels)}")
-        writer.add(texts, seconds, numbers)
+        writer.add(texts, seconds, [number_of[source.label_of(row) or ""] for row in chunk])
 
 
 def _is_whole(source: Source, row: Row) -> bool:
@@ -204,8 +208,14 @@ def _labels(source: Source, tally: _Tally) -> list[str]:
         found = f"only one label, {only!r}, in {sum(counted.values()):,} training rows"
         raise UserError(f"{where}: {found} of column {source.columns.label!r}; a classifier needs two at least")
     rank = {name: number for number, name in enumerate(source.label_names.values())}
-    whole = all(label.lstrip("-").isdigit() for label in counted)
-    return sorted(counted, key=lambda label: (rank.get(label, len(rank)), int(label) if whole else 0, label))
+    whole = all(re.fullmatch(r"-?[0-9]{1,1000}", label) for label in counted)
+    labels = sorted(counted, key=lambda label: (rank.get(label, len(rank)), int(label) if whole else 0, label))
+    for label in itertools.chain(tally.counts["validation"], tally.counts["test"]):
+        if label not in counted:
+            raise UserError(
+                f"{tally.first_of[label]}: label {label!r} is in no training row; known: {listed(labels[:100])}"
+            )
+    return labels
 
 
 def _open(source: Source, folder: Path) -> Prepared:
@@ -239,3 +249,11 @@ def _label_names(written: str) -> dict[str, str]:
 
 def _hash(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def part_counts(source: Source) -> dict[Part, Counter[str]]:
+    """How many rows of each label every part has, for a look into a data set."""
+    counts: dict[Part, Counter[str]] = {part: Counter() for part in PARTS}
+    for part, row in source.rows():
+        counts[part][source.label_of(row) or "(none)"] += 1
+    return counts

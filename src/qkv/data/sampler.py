@@ -61,8 +61,7 @@ def _cut(ceilings_N: NDArray[np.int64], budget: int) -> NDArray[np.int64]:
     cuts = [0]
     while cuts[-1] < len(ceilings_N):
         start = cuts[-1]
-        end = min(len(ceilings_N), start + max(1, budget // int(ceilings_N[start])))
-        while end - start > 1 and (end - start) * int(ceilings_N[end - 1]) > budget:
-            end = max(start + 1, min(end - 1, start + budget // int(ceilings_N[end - 1])))
-        cuts.append(end)
+        within = ceilings_N[start : start + max(1, budget // int(ceilings_N[start]))]
+        tokens = within * np.arange(1, len(within) + 1)  # of the first 1, 2, ... rows
+        cuts.append(start + max(1, int(np.searchsorted(tokens, budget, side="right"))))
     return np.array(cuts)

@@ -17,10 +17,16 @@ TEST_SHARE, VALIDATION_SHARE = 0.10, 0.05
 
 def place_of(text: str, pair: str | None = None) -> float:
     """A number in [0, 1) for a text or a pair: alike in all that differs by case, blanks or unicode form only."""
-    whole = text if pair is None else f"{text}\x1f{pair}"
-    normalised = " ".join(unicodedata.normalize("NFKC", whole).casefold().split())
+    normalised = _normalised(text) if pair is None else f"{_normalised(text)}\x1f{_normalised(pair)}"
     digest = hashlib.blake2b(normalised.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
+
+
+def _normalised(text: str) -> str:
+    """Caseless as the Unicode Standard defines it (D146: folding can undo a normal form, and the other way round), and
+    one blank for any number of them. No blank is left that could be taken for what stands between a pair."""
+    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFD", text).casefold())
+    return " ".join(unicodedata.normalize("NFKC", folded.casefold()).split())
 
 
 def part_of(text: str, pair: str | None = None, *, validation: bool = True, test: bool = True) -> Part:

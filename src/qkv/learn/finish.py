@@ -22,8 +22,10 @@ def finish(session: Session) -> dict[str, Scores] | None:
     scores = None
     if sum(session.prepared.counts["test"].values()):
         scores = score_rows(load_predictor(run.path), test_rows(session.source))
-    architecture = run.architecture()
-    run.write_card(write_card(run.path.name, session.recipe, session.prepared, progress, architecture, scores))
+    if not run.is_done():
+        architecture = run.architecture()
+        with run.writing("the card"):
+            run.write_card(write_card(run.path.name, session.recipe, session.prepared, progress, architecture, scores))
     return scores
 
 

@@ -66,16 +66,17 @@ def build_material(recipe: Recipe, store: Store, tokenizer: Tokenizer, classes: 
         frame=frame,
         pad=tokenizer.pad,
         unknown=tokenizer.unknown,
-        weights_C=_weights(store, classes, recipe.data.balance),
+        weights_C=_weights(store.labels_R[examples.rows_N], classes, recipe.data.balance),
         seed=recipe.seed,
         hide_tokens=recipe.train.hide_tokens,
         micro_batches=recipe.train.micro_batches,
     )
 
 
-def _weights(store: Store, classes: int, balance: str) -> NDArray[np.float32]:
-    """How much an example of each label counts: alike, or so that every label counts alike in all."""
+def _weights(labels_N: NDArray[np.int32], classes: int, balance: str) -> NDArray[np.float32]:
+    """How much an example of each label counts: alike, or so that every label counts alike in all. Examples, not rows:
+    a long row may be read in many windows."""
     if balance == "none":
         return np.ones(classes, np.float32)
-    counts_C = np.bincount(store.labels_R, minlength=classes)
-    return (len(store) / (classes * np.maximum(counts_C, 1))).astype(np.float32)
+    counts_C = np.bincount(labels_N, minlength=classes)
+    return (len(labels_N) / (classes * np.maximum(counts_C, 1))).astype(np.float32)

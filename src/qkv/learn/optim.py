@@ -20,8 +20,8 @@ def build_optimiser(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
 
 
 def _decays(name: str, weight: Tensor) -> bool:
-    """A table's row is touched only when its token occurs; decay would shrink the rare ones in between."""
-    return weight.ndim > 1 and not name.startswith(("embedding.", "target."))
+    """A table's row is touched only when its token or position occurs; decay would shrink the rare ones in between."""
+    return weight.ndim > 1 and not name.startswith(("embedding.", "target.")) and not name.endswith("positions.table")
 
 
 def _linear(done: float, step: int, warmup: int) -> float:

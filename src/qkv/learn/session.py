@@ -47,12 +47,13 @@ class Session:
     def reports(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Report]:
         """Learn, and keep on the disk what each report calls for. Ends early where `stop()` says so."""
         for report in train(self.learner, stop):
-            if report.is_best:
-                self._replace_model()
-            if report.line is not None:
-                self.run.append(report.line)
-            if report.save:
-                self._save()
+            with self.run.writing(f"step {report.step:,}"):
+                if report.is_best:
+                    self._replace_model()
+                if report.line is not None:
+                    self.run.append(report.line)
+                if report.save:
+                    self._save()
             yield report
 
     def _replace_model(self) -> None:
@@ -69,18 +70,14 @@ class Session:
             asdict(learner.progress),
             fingerprint_of(self.prepared),
         )
-        try:
-            self.run.save(checkpoint, best_step=learner.progress.best_step)
-        except OSError as error:
-            raise UserError(
-                f"{self.run.path}: the checkpoint of step {checkpoint.step} cannot be written: {error.strerror}; "
-                "the one before is whole, so make room and give the same command again"
-            ) from None
+        self.run.save(checkpoint, best_step=learner.progress.best_step)
 
 
 def open_session(recipe: Recipe, path: Path, say: Say = lambda sentence: None) -> Session:
     """Prepare a training: begin a run, or go on with the one that is there. The caller holds the run's lock."""
     run = Run(path)
+    if run.begun:
+        run.check()
     before = run.recipe if run.begun else None
     threads = before.runtime.threads if before is not None and recipe.runtime.threads == 0 else recipe.runtime.threads
     recipe = recipe.replace(runtime={"threads": runtime.start(threads)})
@@ -88,8 +85,7 @@ def open_session(recipe: Recipe, path: Path, say: Say = lambda sentence: None) -
     prepared = prepare(source, recipe.tokenizer, cache_folder(), say)
     recipe = finished_recipe(recipe, prepared)
     if before is not None:
-        _must_agree(run, before, recipe)
-        run.check()
+        _must_agree(run, before, recipe, prepared.data_hash)
     model = fresh_model(recipe)
     train_part, validation = (
         build_material(recipe, store, prepared.tokenizer, len(prepared.labels))
@@ -99,8 +95,10 @@ def open_session(recipe: Recipe, path: Path, say: Say = lambda sentence: None) -
     session = Session(run, recipe, source, prepared, learner, notes=_notes(prepared, learner))
     if before is None:
         run.check_room(model.state_dict())
-        run.begin(recipe, root_files(prepared, recipe))
-    _resume(session)
+    with run.writing("the run"):
+        if before is None:
+            run.begin(recipe, root_files(prepared, recipe), prepared.data_hash)
+        _resume(session)
     return session
 
 
@@ -145,7 +143,10 @@ def finished_recipe(recipe: Recipe, prepared: Prepared) -> Recipe:
     return recipe.replace(model=full.model_dump())
 
 
-def _must_agree(run: Run, before: Recipe, now: Recipe) -> None:
+def _must_agree(run: Run, before: Recipe, now: Recipe, data_hash: str) -> None:
+    """A run goes on with the data and the recipe it was begun with, or not at all."""
+    if before.data == now.data and run.data_hash() != data_hash:
+        raise UserError(f"{run.path}: the data has changed since this run was begun; it cannot go on with other data")
     differences = changes(before, now, ignore=MAY_CHANGE)
     if differences:
         lines = "\n  ".join(differences)
@@ -168,17 +169,16 @@ def _notes(prepared: Prepared, learner: Learner) -> list[str]:
 
 
 def _resume(session: Session) -> None:
-    """Go on from the newest checkpoint that verifies."""
+    """Go on from the newest checkpoint that verifies. Newer ones are set aside: their steps are made again."""
     run, learner = session.run, session.learner
     checkpoint, passed_over = run.newest()
-    session.notes += passed_over
+    for step, wrong in passed_over.items():
+        instead = f"the checkpoint of step {checkpoint.step:,} is used" if checkpoint else "training begins at step 0"
+        session.notes.append(f"{wrong}; {instead}, and the damaged one is set aside as {run.set_aside(step).name}")
     if checkpoint is None:
-        if run.begun:
-            run.cut_back(0)
+        run.cut_back(0)
         return
     then, now = checkpoint.fingerprint, fingerprint_of(session.prepared)
-    if then["data"] != now["data"]:
-        raise UserError(f"{run.path}: the data has changed since this run was begun; it cannot go on with other data")
     learner.model.load_state_dict(checkpoint.weights)
     restore_optimiser(learner.optimiser, learner.model, checkpoint.optimiser)
     learner.progress = Progress(**checkpoint.progress)

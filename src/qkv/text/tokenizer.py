@@ -17,6 +17,7 @@ MASKS = ("[MASK]", "<mask>")
 PADS = ("[PAD]", "<pad>")
 UNKNOWNS = ("[UNK]", "<unk>")
 CANNOT = "tokenizer.json cannot encode these texts"
+PART = 1_000_000  # characters encoded at once
 PROBES = 1000  # words tried, at most, to find one that a foreign tokenizer knows
 Side = Literal["left", "right"]
 Input = str | tuple[str, str]
@@ -96,14 +97,21 @@ class Tokenizer:
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text alone: no special tokens around it, never cut. What looks like a special token is text, so
-        that nobody can write one into their data."""
+        that nobody can write one into their data. A text of millions of characters is read in parts, at blanks where it
+        has some: the library takes a hundred bytes and more for each token."""
         for number, text in enumerate(texts, 1):
             check_text(text, number)
+        made: list[list[int]] = [[] for _ in texts]
         self.inner.encode_special_tokens = True
         try:
-            return [one.ids for one in self._encoded(texts, around=False)]
+            for group in _groups(texts):
+                for (number, _), one in zip(
+                    group, self._encoded([part for _, part in group], around=False), strict=True
+                ):
+                    made[number] += one.ids
         finally:
             self.inner.encode_special_tokens = False
+        return made
 
     def spans(self, text: str, limit: int | None = None) -> list[tuple[int, int]]:
         """From which character of the text to which each id of `encode` reaches; (0, 0) for special tokens."""
@@ -129,7 +137,7 @@ class Tokenizer:
             before=tuple(made.ids[: first[0]]),
             between=tuple(made.ids[first[-1] + 1 : last[0]]) if pair else (),
             after=tuple(made.ids[last[-1] + 1 :]),
-            segment_b=made.type_ids[last[0]] if pair else 0,
+            segment_b=self._encoded([(probe, probe)])[0].type_ids[last[0]] if pair else 0,  # as `encode` says it
         )
 
     def _probe(self) -> str:
@@ -166,6 +174,26 @@ class Tokenizer:
     def word(self, token_id: int) -> str:
         """One token as a reader would write it."""
         return self.decode([token_id]).strip() or self.inner.id_to_token(token_id) or f"<{token_id}>"
+
+
+def _groups(texts: Sequence[str]) -> Iterator[list[tuple[int, str]]]:
+    """Texts, or their parts, with their numbers, some at a time: PART characters or fewer, half of it or more."""
+    group: list[tuple[int, str]] = []
+    size = 0
+    for number, text in enumerate(texts):
+        start = 0
+        while start < len(text):
+            end = min(start + PART, len(text))
+            if end < len(text):
+                blank = text.rfind(" ", start + PART // 2, end)
+                end = end if blank < 0 else blank
+            group.append((number, text[start:end]))
+            size, start = size + end - start, end
+            if size >= PART // 2:
+                yield group
+                group, size = [], 0
+    if group:
+        yield group
 
 
 def check_text(text: str, number: int) -> None:

@@ -1,0 +1,289 @@
+"""Real tokens per second of training a classifier of reviews: qkv's own loop against `transformers` BERT of the same size.
+
+    make bench        (or: .venv/bin/python benchmarks/training_speed.py --rounds 12 --steps 4 [--data reviews.csv])
+
+All have 4 layers, 256 wide, 4 heads, feed-forward 1,024, 8,000 pieces, BERT's parts, the same number of weights, the
+same threads and allocator settings, and read the same reviews cut to 256 tokens. A turn is some whole optimiser steps:
+collate, forward, backward, clip to norm 1, AdamW, learning rate. Padding is never counted as a token.
+
+- qkv: the generator that `qkv train` runs, 4,096 tokens a step, dropout 0.1 on hidden states, deterministic kernels.
+- tuned: BertForSequenceClassification with SDPA and fused AdamW in a plain loop, on the very batches of qkv, grouped by
+  length within 4,096 tokens. This is kinder to it than its own `group_by_length`, which has a fixed number of rows.
+  Dropout 0.1 on hidden states and on attention weights, as its config has by default.
+- tuned, no attention dropout: the same with dropout on hidden states only, exactly as in qkv.
+- default: what its Trainer does in a step unless told otherwise: random rows padded to the longest of the batch by
+  DataCollatorWithPadding, a DataLoader without workers, fused AdamW (the default `optim` with torch 2.8 or later) at 5e-5
+  with a linear schedule, both dropouts. A plain loop does it: Trainer itself needs accelerate, which is not installed
+  here. It has 16 rows, so that a full batch holds as many tokens as the others' (Trainer's own default is 8: --rows 8).
+
+The share of the peak counts useful work only: 6 FLOPs a token and weight of the layers' matrices, and 12 x width x
+length squared a text and layer for attention (each 2 forward and 4 backward), of real tokens alone; the little that
+head, norms and embeddings take is left out. The peak is the best 2,048-cubed torch.mm of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+from interleave import interleaved, ratio
+from numpy.typing import NDArray
+from table import head, row, say
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.data import DataLoader, Dataset
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    DataCollatorWithPadding,
+    PreTrainedTokenizerFast,
+    get_linear_schedule_with_warmup,
+)
+
+from qkv import presets, runtime
+from qkv.config import Recipe
+from qkv.data.prepare import Prepared, open_source, prepare
+from qkv.learn.material import Material, build_material
+from qkv.learn.session import finished_recipe, fresh_model
+from qkv.learn.train import Learner, new_learner, train
+from qkv.text.catalog import cache_folder
+
+LENGTH, BATCH_TOKENS, PIECES, DROPOUT = 256, 4096, 8000, 0.1
+NEVER = 10**9  # steps between two reports or evaluations: they are not what is measured
+PEAK_SIZE, PEAK_TRIES = 2048, 3
+PROFILED_OPS = 12
+
+Inputs = dict[str, torch.Tensor]
+Work = tuple[int, int]  # real tokens, and the sum of the squares of the texts' lengths
+
+
+@dataclass
+class Contender:
+    """Something that makes training steps, and the work each of its turns did."""
+
+    step: Callable[[], Work]
+    deterministic: bool
+    tokens: list[int] = field(default_factory=list)
+    squares: list[int] = field(default_factory=list)
+
+    def turn(self, steps: int) -> Callable[[], None]:
+        def run() -> None:
+            torch.set_deterministic_debug_mode("error" if self.deterministic else "default")
+            done = [self.step() for _ in range(steps)]
+            self.tokens.append(sum(tokens for tokens, _ in done))
+            self.squares.append(sum(squares for _, squares in done))
+
+        return run
+
+
+def recipe_for(data: str) -> Recipe:
+    return presets.expand(
+        {
+            "data": {"corpus": data, "length": LENGTH},
+            "tokenizer": {"vocab_size": PIECES},
+            "model": {"preset": "bert-mini", "vocabulary": 0},
+            "train": {
+                "batch_tokens": BATCH_TOKENS,
+                "dropout": DROPOUT,
+                "report_every": NEVER,
+                "eval_every": NEVER,
+                "save_every": NEVER,
+            },
+        }
+    )
+
+
+def learner_for(recipe: Recipe, prepared: Prepared) -> Learner:
+    """What `qkv train` builds."""
+    recipe = finished_recipe(recipe, prepared)
+    parts = [
+        build_material(recipe, store, prepared.tokenizer, len(prepared.labels))
+        for store in (prepared.train, prepared.validation)
+    ]
+    return new_learner(fresh_model(recipe), recipe, *parts)
+
+
+def lengths_of(material: Material) -> NDArray[np.int64]:
+    return material.examples.lengths(material.frame)
+
+
+def ours(learner: Learner) -> Callable[[], Work]:
+    reports, lengths = train(learner), lengths_of(learner.train)
+
+    def step() -> Work:
+        before = learner.progress.tokens
+        _, numbers_B = learner.train.sampler.batch(learner.progress.step)
+        next(reports)
+        return learner.progress.tokens - before, int(np.square(lengths[numbers_B]).sum())
+
+    return step
+
+
+def bert(vocabulary: int, attention_dropout: float) -> Any:
+    torch.manual_seed(7)
+    config = BertConfig(
+        vocab_size=vocabulary,
+        hidden_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        intermediate_size=1024,
+        hidden_dropout_prob=DROPOUT,
+        attention_probs_dropout_prob=attention_dropout,
+    )
+    return BertForSequenceClassification._from_config(config, attn_implementation="sdpa")
+
+
+def theirs(model: Any, batches: Iterator[Inputs], rate: float, steps: int) -> Callable[[], Work]:
+    """A training step as the Trainer makes it: loss, backward, clip, AdamW, linear schedule."""
+    optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.999), weight_decay=0.0, fused=True)
+    schedule = get_linear_schedule_with_warmup(optimiser, 0, steps)
+
+    def step() -> Work:
+        inputs = next(batches)
+        lengths = inputs["attention_mask"].sum(1)
+        model.train()
+        loss = model(**inputs).loss
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimiser.step()
+        schedule.step()
+        model.zero_grad()
+        assert torch.isfinite(loss)
+        return int(lengths.sum()), int(lengths.square().sum())
+
+    return step
+
+
+def grouped(material: Material) -> Iterator[Inputs]:
+    """The batches of qkv in the form transformers takes them."""
+    number = 0
+    while True:
+        _, (batch,) = material.step(number)
+        keep_BL = torch.ones_like(batch.tokens_BL) if batch.keep_BL is None else batch.keep_BL.long()
+        yield {"input_ids": batch.tokens_BL, "attention_mask": keep_BL, "labels": batch.labels_B}
+        number += 1
+
+
+class Texts(Dataset[dict[str, Any]]):
+    """Tokenised rows as a data set of transformers has them."""
+
+    def __init__(self, material: Material) -> None:
+        self.material = material
+
+    def __len__(self) -> int:
+        return len(self.material.store)
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        store, frame = self.material.store, self.material.frame
+        own = store.tokens[slice(*self.material.examples.a_N2[number])].tolist()
+        ids = [*frame.before, *own, *frame.after]
+        return {"input_ids": ids, "attention_mask": [1] * len(ids), "label": int(store.labels_R[number])}
+
+
+def at_random(material: Material, prepared: Prepared, rows: int) -> Iterator[Inputs]:
+    """Random rows, padded to the longest of each batch: the Trainer's own way."""
+    inner = tokenizers.Tokenizer.from_str(prepared.tokenizer.to_json())
+    collator = DataCollatorWithPadding(PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]"))
+    order = torch.Generator().manual_seed(7)
+    while True:
+        yield from DataLoader(
+            Texts(material), batch_size=rows, shuffle=True, collate_fn=collator, generator=order, drop_last=False
+        )
+
+
+def flops(learner: Learner, tokens: int, squares: int) -> float:
+    """Of forward and backward, matrix products of the layers only, real tokens only."""
+    model = learner.recipe.model.resolve()
+    matrices = model.layers * (4 * model.width**2 + 2 * model.width * model.feedforward)
+    return 6 * matrices * tokens + 12 * model.layers * model.width * squares
+
+
+def peak() -> float:
+    """FLOPs a second of the best of some float32 matrix products."""
+    a, b = torch.randn(2, PEAK_SIZE, PEAK_SIZE)
+    seconds = []
+    for _ in range(PEAK_TRIES):
+        start = time.perf_counter()
+        torch.mm(a, b)
+        seconds.append(time.perf_counter() - start)
+    return 2 * PEAK_SIZE**3 / min(seconds)
+
+
+def contenders(learner: Learner, prepared: Prepared, rows: int) -> dict[str, Contender]:
+    size = prepared.tokenizer.size
+    models = {name: bert(size, share) for name, share in (("tuned", DROPOUT), ("same", 0.0), ("default", DROPOUT))}
+    own = sum(weight.numel() for weight in learner.model.parameters())
+    assert all(sum(weight.numel() for weight in model.parameters()) == own for model in models.values())
+    material, steps, rate = learner.train, learner.steps, learner.recipe.train.learning_rate
+    random_rows = at_random(material, prepared, rows)
+    return {
+        "qkv": Contender(ours(learner), deterministic=True),
+        "transformers, tuned": Contender(theirs(models["tuned"], grouped(material), rate, steps), False),
+        "transformers, tuned, no attention dropout": Contender(
+            theirs(models["same"], grouped(material), rate, steps), False
+        ),
+        f"transformers, default, {rows} random rows": Contender(
+            theirs(models["default"], random_rows, 5e-5, steps), False
+        ),
+    }
+
+
+def compare(learner: Learner, things: dict[str, Contender], rounds: int, steps: int) -> None:
+    peaks: list[float] = []
+    turns: dict[str, Callable[[], object]] = {name: thing.turn(steps) for name, thing in things.items()}
+    times = interleaved({**turns, "peak": lambda: peaks.append(peak())}, rounds)
+    best = max(peaks)
+    per_token = {
+        name: [s / t for s, t in zip(times[name], thing.tokens[-rounds:], strict=True)]
+        for name, thing in things.items()
+    }
+    print(f"Peak {best / 1e9:,.0f} GFLOP/s, {rounds} rounds of {steps} steps each\n")
+    head("training", "real tokens/s (median)", "useful share of the peak", "qkv is faster by (quartiles)")
+    for name, thing in things.items():
+        done = zip(thing.tokens[-rounds:], thing.squares[-rounds:], times[name], strict=True)
+        share = median(flops(learner, tokens, squares) / seconds for tokens, squares, seconds in done) / best
+        low, middle, high = ratio(per_token[name], per_token["qkv"])
+        faster = "" if name == "qkv" else f"{middle:.2f} ({low:.2f} to {high:.2f})"
+        row(name, f"{1 / median(per_token[name]):,.0f}", f"{share:.0%}", faster)
+
+
+def where_time_goes(contender: Contender, steps: int) -> None:
+    """The dearest operations of qkv's step, by the time spent in each itself."""
+    torch.set_deterministic_debug_mode("error")
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        for _ in range(steps):
+            contender.step()
+    events = sorted(profiled.key_averages(), key=lambda event: -event.self_cpu_time_total)
+    total = sum(event.self_cpu_time_total for event in events)
+    print(f"\nWhere qkv's step goes ({steps} steps profiled)\n")
+    head("operation", "calls a step", "ms a step", "share")
+    for event in events[:PROFILED_OPS]:
+        spent = event.self_cpu_time_total
+        row(event.key, f"{event.count / steps:,.1f}", f"{spent / 1000 / steps:.1f}", f"{spent / total:.1%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=4, help="optimiser steps of one turn")
+    parser.add_argument("--rows", type=int, default=16, help="rows of a batch as the Trainer makes it by default")
+    parser.add_argument("--data", default="movie-reviews", help="a catalogue name or a file")
+    asked = parser.parse_args()
+    runtime.start()
+    recipe = recipe_for(asked.data)
+    prepared = prepare(open_source(recipe.data, say), recipe.tokenizer, cache_folder(), say)
+    learner = learner_for(recipe, prepared)
+    assert learner.steps > (asked.rounds + 4) * asked.steps, "the learning would end before the measuring"
+    things = contenders(learner, prepared, asked.rows)
+    compare(learner, things, asked.rounds, asked.steps)
+    where_time_goes(things["qkv"], asked.steps)
+
+
+if __name__ == "__main__":
+    main()
