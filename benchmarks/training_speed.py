@@ -1,4 +1,4 @@
-"""Real tokens per second of training a classifier of reviews: qkv's own loop against `transformers` BERT of the same size.
+"""Real tokens per second of training a classifier of reviews: qkv's own loop against `transformers` BERT at equal size.
 
     make bench        (or: .venv/bin/python benchmarks/training_speed.py --rounds 12 --steps 4 [--data reviews.csv])
 
@@ -12,9 +12,10 @@ collate, forward, backward, clip to norm 1, AdamW, learning rate. Padding is nev
   Dropout 0.1 on hidden states and on attention weights, as its config has by default.
 - tuned, no attention dropout: the same with dropout on hidden states only, exactly as in qkv.
 - default: what its Trainer does in a step unless told otherwise: random rows padded to the longest of the batch by
-  DataCollatorWithPadding, a DataLoader without workers, fused AdamW (the default `optim` with torch 2.8 or later) at 5e-5
-  with a linear schedule, both dropouts. A plain loop does it: Trainer itself needs accelerate, which is not installed
-  here. It has 16 rows, so that a full batch holds as many tokens as the others' (Trainer's own default is 8: --rows 8).
+  DataCollatorWithPadding, a DataLoader without workers, fused AdamW (the default `optim` with torch 2.8 or later) at
+  5e-5 with a linear schedule, both dropouts. A plain loop does it: Trainer itself needs accelerate, which is not among
+  our dependencies. It has 16 rows, so that a full batch holds as many tokens as the others' (Trainer's own default is
+  8: --rows 8).
 
 The share of the peak counts useful work only: 6 FLOPs a token and weight of the layers' matrices, and 12 x width x
 length squared a text and layer for attention (each 2 forward and 4 backward), of real tokens alone; the little that

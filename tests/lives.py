@@ -257,7 +257,8 @@ def _be_born(order: dict[str, Any]) -> NoReturn:
 def serve() -> None:
     """Fork a life for each line of standard input; answer with its number, or with how it ended."""
     import matplotlib.backends.backend_agg
-    import matplotlib.figure  # noqa: F401
+    import matplotlib.figure
+    import torch._dynamo  # noqa: F401  (AdamW does so when it is made)
 
     import qkv.app.cli
     import qkv.app.compare

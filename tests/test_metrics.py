@@ -126,6 +126,12 @@ def test_wilson_intervals_of_hand_numbers(hits: int, rows: int, low: float, high
     assert metrics.wilson(hits, rows) == pytest.approx((low, high), abs=5e-5)
 
 
+def test_wilson_intervals_end_exactly_at_0_and_1() -> None:
+    for rows in range(1, 100):
+        assert metrics.wilson(0, rows)[0] == 0.0
+        assert metrics.wilson(rows, rows)[1] == 1.0
+
+
 @given(st.integers(0, 2000), st.integers(1, 2000))
 def test_a_wilson_interval_holds_its_rate_and_stays_within_0_and_1(hits: int, more: int) -> None:
     low, high = metrics.wilson(hits, hits + more)
@@ -152,6 +158,48 @@ def test_temperature_is_the_best_of_a_fine_grid() -> None:
     assert all(best <= metrics.cross_entropy(logits, labels, t) for t in np.geomspace(0.05, 20, 997))
 
 
+def test_slopes_are_those_of_the_loss() -> None:
+    logits, labels = drawn(31, 5)
+    margins, small = metrics._margins(logits, labels), 1e-5
+    for sharpness in (0.2, 1.0, 3.0):
+        slope, curvature = metrics._slope(margins, sharpness)
+        ends = [metrics.cross_entropy(logits, labels, 1 / (sharpness + step)) for step in (small, -small)]
+        slopes = [metrics._slope(margins, sharpness + step)[0] for step in (small, -small)]
+        assert slope == pytest.approx((ends[0] - ends[1]) / (2 * small), abs=1e-8)
+        assert curvature == pytest.approx((slopes[0] - slopes[1]) / (2 * small), abs=1e-8)
+
+
+def test_newton_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halving the interval alone would take about fifty looks at all rows."""
+    looks: list[float] = []
+    truly = metrics._slope
+
+    def counted(margins: Floats, sharpness: float) -> tuple[float, float]:
+        looks.append(sharpness)
+        return truly(margins, sharpness)
+
+    monkeypatch.setattr(metrics, "_slope", counted)
+    metrics.fit_temperature(*drawn(1000, 3, sharpness=0.4))
+    assert len(looks) < 20
+
+
+def test_a_second_temperature_never_worsens_the_first_by_rounding() -> None:
+    """Scores that have their temperature already: the best is 1, give or take a last bit."""
+    for seed in range(300):
+        logits, labels = drawn(8, 2, sharpness=0.5, seed=seed)
+        logits = logits / metrics.fit_temperature(logits, labels)
+        again = metrics.fit_temperature(logits, labels)
+        assert metrics.cross_entropy(logits, labels, again) <= metrics.cross_entropy(logits, labels)
+
+
+def test_how_numbers_lie_in_memory_changes_no_bit() -> None:
+    for seed in range(20):
+        logits, labels = drawn(97, 23, sharpness=0.5, seed=seed)
+        other = logits.copy(order="F")
+        assert metrics.fit_temperature(other, labels) == metrics.fit_temperature(logits, labels)
+        assert metrics.cross_entropy(other, labels) == metrics.cross_entropy(logits, labels)
+
+
 @settings(deadline=None)
 @given(judged(1e4))
 def test_a_temperature_never_worsens_the_loss_nor_leaves_its_bounds(rows: tuple[Floats, Ints]) -> None:
@@ -159,7 +207,7 @@ def test_a_temperature_never_worsens_the_loss_nor_leaves_its_bounds(rows: tuple[
     temperature = metrics.fit_temperature(logits, labels)
     assert 0.05 <= temperature <= 20.0
     assert metrics.cross_entropy(logits, labels, temperature) <= metrics.cross_entropy(logits, labels)
-    assert metrics.fit_temperature(logits.copy(order="F"), labels) == temperature, "the same to the bit"
+    assert metrics.fit_temperature(logits.copy(), labels) == temperature, "the same to the bit"
 
 
 @settings(deadline=None)
@@ -190,6 +238,7 @@ def test_temperatures_at_the_ends() -> None:
 def test_scores_are_plain_finite_json_also_where_a_label_had_probability_0() -> None:
     found = metrics.score(np.array([[1.0, 0.0], [0.5, 0.5]], np.float32), [1, 0], ["bad", "good"])
     table = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert table == found.to_json()
     assert list(table) == ["rows", "accuracy", "f1", "loss", "ece", "interval", "labels", "confusion", "bins"]
     assert (table["rows"], table["accuracy"], table["labels"]) == (2, 0.5, ["bad", "good"])
     assert table["confusion"] == [[1, 0], [1, 0]]

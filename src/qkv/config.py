@@ -220,6 +220,9 @@ class TrainConfig(Section):
     schedule: Schedule = key("linear", "How the learning rate falls after the warm-up.")
     warmup: int = key(100, "Steps over which the learning rate rises from 0.", "steps", ge=0, le=10**9)
     weight_decay: float = key(0.01, "Pull of matrices towards 0, times the learning rate, each step.", ge=0.0, le=10.0)
+    table_decay: float = key(
+        0.0, "The same pull for the table of tokens, so that rare ones say little; 0: none.", ge=0.0, le=100.0
+    )
     beta1: float = key(0.9, "Memory of AdamW for the gradient.", ge=0.0, lt=1.0)
     beta2: float = key(0.98, "Memory of AdamW for the gradient's square.", ge=0.0, lt=1.0)
     clip: float = key(1.0, "Largest norm of a step's gradient; 0: no limit.", ge=0.0, le=1e9)
@@ -229,7 +232,7 @@ class TrainConfig(Section):
     attention_dropout: float = key(
         0.0, "Share of attention weights set to zero in training; costs speed.", ge=0.0, lt=1.0
     )
-    hide_tokens: float = key(0.0, "Share of a text's tokens replaced by the unknown one in training.", ge=0.0, lt=1.0)
+    hide_tokens: float = key(0.0, "Share of a text's tokens hidden in training, behind the mask token.", ge=0.0, lt=1.0)
     label_smoothing: float = key(0.0, "Share of each target spread evenly over all labels.", ge=0.0, lt=1.0)
     report_every: int = key(10, "Steps between two lines of metrics.jsonl.", "steps", ge=1, le=10**9)
     eval_every: int = key(

@@ -84,17 +84,17 @@ def windows(length: int, room: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Hide:
-    """Replace a share of a text's own tokens by the unknown one: what is hidden depends on seed, epoch and example."""
+    """Put the mask token in place of a share of a text's own tokens: what is hidden depends on seed, epoch and example."""
 
     share: float
-    unknown: int
+    mask: int
     seed: int
     epoch: int
 
     def __call__(self, tokens: Ints, example: int) -> Ints:
         noise = stream(self.seed, "hide", self.epoch, example).random_raw((len(tokens) + 7) // 8)
         hidden = noise.view(np.uint8)[: len(tokens)] < round(256 * self.share)
-        return np.where(hidden, self.unknown, tokens)
+        return np.where(hidden, self.mask, tokens)
 
 
 def collate(

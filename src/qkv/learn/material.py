@@ -25,7 +25,7 @@ class Material:
     sampler: Sampler
     frame: Frame
     pad: int
-    unknown: int | None
+    mask: int | None
     weights_C: NDArray[np.float32]
     seed: int
     hide_tokens: float
@@ -44,8 +44,8 @@ class Material:
         """The epoch of step `number` (from 0) and its batch, in micro-batches. A function of the number alone."""
         epoch, numbers_B = self.sampler.batch(number)
         hide = None
-        if self.hide_tokens and self.unknown is not None:
-            hide = Hide(self.hide_tokens, self.unknown, self.seed, epoch)
+        if self.hide_tokens and self.mask is not None:
+            hide = Hide(self.hide_tokens, self.mask, self.seed, epoch)
         pieces = np.array_split(numbers_B, self.micro_batches)
         return epoch, [self.collate(piece, hide) for piece in pieces if len(piece)]
 
@@ -57,15 +57,16 @@ def build_material(recipe: Recipe, store: Store, tokenizer: Tokenizer, classes: 
     if room < 1:
         raise UserError(f"data.length = {recipe.data.length}: leaves no room for text beside the special tokens")
     examples = windows_of(store, room) if recipe.data.long == "windows" else cut_to(store, room)
-    if recipe.train.hide_tokens and tokenizer.unknown is None:
-        raise UserError("train.hide_tokens needs a tokenizer with an unknown token; this one has none; accepted: 0")
+    mask = tokenizer.unknown if tokenizer.mask is None else tokenizer.id_of(tokenizer.mask)
+    if recipe.train.hide_tokens and mask is None:
+        raise UserError("train.hide_tokens needs a tokenizer with a mask token; this one has none; accepted: 0")
     return Material(
         store=store,
         examples=examples,
         sampler=Sampler(examples.lengths(frame), recipe.train.batch_tokens, recipe.seed),
         frame=frame,
         pad=tokenizer.pad,
-        unknown=tokenizer.unknown,
+        mask=mask,
         weights_C=_weights(store.labels_R[examples.rows_N], classes, recipe.data.balance),
         seed=recipe.seed,
         hide_tokens=recipe.train.hide_tokens,

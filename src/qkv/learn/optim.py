@@ -12,16 +12,21 @@ from qkv.config import TrainConfig
 
 
 def build_optimiser(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter, 2019), fused. Matrices decay towards 0; biases, norms and tables do not."""
-    decayed = [weight for name, weight in model.named_parameters() if _decays(name, weight)]
-    others = [weight for name, weight in model.named_parameters() if not _decays(name, weight)]
-    groups = [{"params": decayed, "weight_decay": train.weight_decay}, {"params": others, "weight_decay": 0.0}]
+    """AdamW (Loshchilov and Hutter, 2019), fused. Matrices decay towards 0, the tables of tokens at a rate of their own;
+    biases, norms and tables of positions do not."""
+    decays = {"matrices": train.weight_decay, "tokens": train.table_decay, "others": 0.0}
+    weights: dict[str, list[Tensor]] = {group: [] for group in decays}
+    for name, weight in model.named_parameters():
+        weights[_group(name, weight)].append(weight)
+    groups = [{"params": weights[group], "weight_decay": decay} for group, decay in decays.items() if weights[group]]
     return torch.optim.AdamW(groups, lr=train.learning_rate, betas=(train.beta1, train.beta2), eps=1e-8, fused=True)
 
 
-def _decays(name: str, weight: Tensor) -> bool:
-    """A table's row is touched only when its token or position occurs; decay would shrink the rare ones in between."""
-    return weight.ndim > 1 and not name.startswith(("embedding.", "target.")) and not name.endswith("positions.table")
+def _group(name: str, weight: Tensor) -> str:
+    """A row of a table has a gradient only when its token occurs, but decays at every step: the rarer, the more."""
+    if weight.ndim < 2 or name.endswith("positions.table"):
+        return "others"
+    return "tokens" if name.startswith(("embedding.", "target.")) else "matrices"
 
 
 def _linear(done: float, step: int, warmup: int) -> float:
