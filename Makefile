@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help setup demo test real check format bench clean
+.PHONY: help setup demo test real faults check format bench quality clean
 
 help:  ## What can be made
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -19,6 +19,9 @@ test: .venv/dev.done  ## The tests (under 6 minutes on 2 cores)
 real: .venv/dev.done  ## The proofs with real weights and data (package index, QKV_DATA)
 	$(BIN)/pytest -m real
 
+faults: .venv/dev.done  ## Processes killed at every place, and runs that end alike (under 8 minutes on 2 cores)
+	$(BIN)/pytest -m faults
+
 check: .venv/dev.done  ## Style, types and the law of imports
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/ruff format --check src tests benchmarks
@@ -33,6 +36,11 @@ bench: .venv/dev.done  ## Speed against others, interleaved; let nothing else ru
 	$(BIN)/python benchmarks/encoder_speed.py
 	$(BIN)/python benchmarks/dropout_speed.py
 	$(BIN)/python benchmarks/load_speed.py
+	$(BIN)/python benchmarks/training_speed.py
+
+quality: .venv/dev.done  ## Accuracy of runs/reviews and runs/reviews-quick beside simpler models, and on made-up sentences
+	$(BIN)/python benchmarks/review_quality.py runs/reviews runs/reviews-quick
+	$(BIN)/python benchmarks/template_sentences.py runs/reviews runs/reviews-quick
 
 clean:  ## Remove what make made
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache build dist

@@ -31,7 +31,7 @@ from table import head, row, say
 # highest, so this one has to stay small.
 
 WORDS, TEMPLATES, REVIEW_WORDS = 20_000, 2000, (20, 300)
-SYLLABLES = "ba cor de fil ga hon is jo ka lu mé no or pa que ri sta tu ver wo".split()
+CONSONANTS, VOWELS = "bcdfghklmnprstvw", "aeioué"
 ROOM = 1.2  # bytes free on the disk for a byte of the file
 STORE_ROOM = 2.5  # and with the stores
 
@@ -49,7 +49,8 @@ class Measured:
 def templates() -> list[tuple[bytes, bytes]]:
     """The two sides of the place where a row gets its number."""
     dice = random.Random(7)
-    words = ["".join(dice.choices(SYLLABLES, k=dice.randint(1, 4))) for _ in range(WORDS)]
+    syllables = [consonant + vowel for consonant in CONSONANTS for vowel in VOWELS]
+    words = ["".join(dice.choices(syllables, k=dice.randint(1, 4))) for _ in range(WORDS)]
     common = list(itertools.accumulate(1 / rank for rank in range(1, WORDS + 1)))  # Zipf's law
     made = []
     for number in range(TEMPLATES):

@@ -7,9 +7,10 @@ All are judged on the same test rows, those that a hash of the text holds out fr
 - linear: words and word pairs that occur twice (TF-IDF, sublinear), logistic regression. C is chosen by accuracy on the
   validation rows, and on them its scores get a temperature, as the scores of our runs do. Of scikit-learn.
 - Keras tutorial: the size of "Text classification with Transformer" (keras.io), trained by qkv for 2 epochs: 1 block,
-  norm after each part, 32 wide, 2 heads of 32, feed-forward 32, ReLU, learned positions, 200 tokens, 20,000 pieces, mean
-  of all tokens, dropout 0.1, Adam at 0.001, about 32 rows a step. Unlike there, pieces are parts of words, a long text
-  loses its end and not its beginning, the mean leaves padding out, and the layer before the last is 32 wide and not 20.
+  norm after each part, 32 wide, 2 heads of 32, feed-forward 32, ReLU, learned positions, 200 tokens, 20,000 pieces,
+  mean of all tokens, dropout 0.1, Adam at 0.001, about 32 whole reviews a step. Unlike there, pieces are parts of
+  words, a long text loses its end and not its beginning, the mean leaves padding out, and the layer before the last is
+  32 wide and not 20.
 - runs: folders given, by `qkv eval`.
 
 Seconds are of the training alone: for the linear model all values of C, for runs as their metrics have it.
@@ -60,14 +61,14 @@ def data_for(data: str) -> DataConfig:
 def read(data: DataConfig) -> dict[str, Rows]:
     """All rows, by the part that `qkv.data.split.part_of` gives them."""
     source = open_source(data, say)
-    parts = {part: Rows() for part in PARTS}
+    parts: dict[str, Rows] = {part: Rows() for part in PARTS}
     for part, one in source.rows():
         label = source.label_of(one)
         if label is not None and one.text.strip():
             parts[part].texts.append(one.text)
             parts[part].labels.append(LABELS.index(label))
             parts[part].groups.append(one.group or "")
-    return dict(parts)
+    return parts
 
 
 def linear(parts: dict[str, Rows]) -> tuple[str, dict[str, Scores], float]:

@@ -32,16 +32,34 @@ PATTERNS = [  # plain, negated, which kind of word
 ]
 SUBJECTS = ["film", "movie", "acting", "story", "ending", "script", "dialogue", "direction"]
 WORDS = {
-    ("adjective", "positive"): (
-        "wonderful brilliant excellent superb great good delightful enjoyable impressive beautiful"
-    ).split(),
-    ("adjective", "negative"): (
-        "terrible boring awful dreadful bad poor tedious disappointing dull ridiculous"
-    ).split(),
-    ("participle", "positive"): "impressed moved thrilled charmed delighted".split(),
-    ("participle", "negative"): "bored annoyed disappointed insulted disgusted".split(),
-    ("verb", "positive"): "enjoy love like admire appreciate".split(),
-    ("verb", "negative"): "hate dislike despise regret loathe".split(),
+    ("adjective", "positive"): [
+        "wonderful",
+        "brilliant",
+        "excellent",
+        "superb",
+        "great",
+        "good",
+        "delightful",
+        "enjoyable",
+        "impressive",
+        "beautiful",
+    ],
+    ("adjective", "negative"): [
+        "terrible",
+        "boring",
+        "awful",
+        "dreadful",
+        "bad",
+        "poor",
+        "tedious",
+        "disappointing",
+        "dull",
+        "ridiculous",
+    ],
+    ("participle", "positive"): ["impressed", "moved", "thrilled", "charmed", "delighted"],
+    ("participle", "negative"): ["bored", "annoyed", "disappointed", "insulted", "disgusted"],
+    ("verb", "positive"): ["enjoy", "love", "like", "admire", "appreciate"],
+    ("verb", "negative"): ["hate", "dislike", "despise", "regret", "loathe"],
 }
 EACH = 50  # sentences of each label and form
 OTHER = {"positive": "negative", "negative": "positive"}

@@ -8,6 +8,7 @@ runs in those processes; `python lives.py once DEATH COMMAND ...` is one life in
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import os
 import random
@@ -45,7 +46,7 @@ embedding_norm = true
 pooler = "gelu"
 [train]
 steps = {4 * EPOCH + 4}
-batch_tokens = 400
+batch_tokens = 340
 learning_rate = 5e-3
 warmup = 5
 dropout = 0.2
@@ -87,9 +88,13 @@ class Life:
 
     def __init__(self, nursery: Nursery, pid: int, folder: Path) -> None:
         self._nursery, self.pid, self._folder = nursery, pid, folder
+        self._code: int | None = None
 
     def code(self) -> int | None:
-        return self._nursery.ask({"poll": self.pid})
+        """How it ended; None while it lives."""
+        if self._code is None:
+            self._code = self._nursery.ask({"poll": self.pid})
+        return self._code
 
     def err(self) -> str:
         return (self._folder / "err").read_text()
@@ -153,6 +158,35 @@ def steps_reported(run: Path) -> int:
     """Lines of metrics.jsonl so far."""
     file = run / "metrics.jsonl"
     return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def sha256(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
+def same_end(one: Path, other: Path) -> None:
+    """Two runs ended alike: model, last checkpoint, and every report but for its times; and nothing half is left."""
+    last = max(int(folder.name.removeprefix("step-")) for folder in (one / "checkpoints").glob("step-*[0-9]"))
+    kept = [f"checkpoints/step-{last}/{name}.safetensors" for name in ("model", "optimiser")]
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "recipe.toml", *kept):
+        assert sha256(one / name) == sha256(other / name), name
+    reports = [timeless(run) for run in (one, other)]
+    assert reports[0] == reports[1]
+    assert len(reports[0]) > 1
+    left = [file for file in other.rglob("*") if ".tmp-" in file.name or file.name.endswith(".new")]
+    assert not left
+
+
+def timeless(run: Path) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [{name: v for name, v in line.items() if name not in ("seconds", "tokens_per_second")} for line in lines]
+
+
+def flip(file: Path, place: int | None = None, bit: int = 0) -> None:
+    """Change one bit of a file; of the middle byte, if none is named."""
+    raw = bytearray(file.read_bytes())
+    raw[len(raw) // 2 if place is None else place] ^= 1 << bit
+    file.write_bytes(raw)
 
 
 # --- what runs inside a life

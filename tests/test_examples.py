@@ -1,6 +1,7 @@
 """Rows become examples as the tokenizer itself would cut and frame them; what is hidden depends on nothing else."""
 
 import random
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from qkv.text.tokenizer import Frame, Tokenizer
 from qkv.text.vocabulary import train_tokenizer
 
 Ints = NDArray[np.int64]
-WORDS = "film actor scene plot terrible wonderful unwatchable director's cut-out café".split()
+WORDS = ["film", "actor", "scene", "plot", "terrible", "wonderful", "unwatchable", "director's", "cut-out", "café"]
 ONE = np.ones(7, np.float32)
 
 
@@ -34,7 +35,7 @@ def store_of(firsts: list[list[int]], seconds: list[list[int]] | None = None, la
     flat = [number for first, second in zip(firsts, others, strict=True) for number in first + second]
     ends = np.cumsum([len(first) + len(second) for first, second in zip(firsts, others, strict=True)])
     starts = np.concatenate([[0], ends]).astype(np.int64)
-    middles = starts[:-1] + [len(first) for first in firsts]
+    middles = starts[:-1] + np.array([len(first) for first in firsts], np.int64)
     numbers = np.array([0] * len(firsts) if labels is None else labels, np.int32)
     return Store(np.array(flat, np.uint32), starts, middles, numbers, pairs=seconds is not None)
 
@@ -116,10 +117,10 @@ def test_windows_cover_all_are_full_and_share_half(length: int, room: int) -> No
     found = windows(length, room)
     assert {n for first, last in found for n in range(first, last)} == set(range(length))
     assert all(last - first == min(room, length) for first, last in found)
-    for (first, last), (following, _) in zip(found, found[1:], strict=False):
+    for (first, last), (following, _) in pairwise(found):
         assert first < following  # none twice
         assert last - following >= room // 2
-    for (first, _), (following, _) in zip(found[:-1], found[1:-1], strict=False):
+    for (first, _), (following, _) in pairwise(found[:-1]):
         assert following - first == max(1, room // 2)  # all but the last, which is moved back
 
 
@@ -179,15 +180,19 @@ def test_what_is_hidden_depends_on_seed_epoch_and_example() -> None:
 def test_hiding_is_the_same_in_any_batch_and_spares_special_tokens(pair: bool) -> None:
     firsts, seconds = TOKENIZER.ids(sentences(40, 12, seed=1)), TOKENIZER.ids(sentences(40, 12, seed=2))
     store, frame = store_of(firsts, seconds if pair else None), TOKENIZER.frame(pair=pair)
-    examples, unknown = cut_to(store, 30), TOKENIZER.unknown
-    assert unknown is not None
-    hide = Hide(0.5, unknown, seed=1, epoch=0)
+    examples, mask = cut_to(store, 30), TOKENIZER.id_of("[MASK]")
+    assert mask is not None
+    hide = Hide(0.5, mask, seed=1, epoch=0)
     whole = all_of(store, examples, frame, hide).tokens_BL
     plain = all_of(store, examples, frame).tokens_BL
     changed = whole != plain
-    assert set(whole[changed].tolist()) == {unknown}
+    assert set(whole[changed].tolist()) == {mask}
     assert not changed[torch.isin(plain, torch.tensor([TOKENIZER.pad, *frame.before, *frame.after]))].any()
     assert 0.4 < changed.sum() / (examples.lengths(frame) - (3 if pair else 2)).sum() < 0.6
+    if not pair:
+        for number, ids in enumerate(firsts):
+            expected = [*frame.before, *hide(np.array(ids, np.int64), number), *frame.after]
+            assert whole[number, : len(expected)].tolist() == expected
     order = np.random.Generator(np.random.PCG64(1)).permutation(40)
     for piece in np.array_split(order, 7):
         batch = collate(store, examples, piece, frame, pad=0, weights_C=ONE, hide=hide)

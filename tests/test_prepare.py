@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import count, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ def made(
     file = folder / "r.csv"
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     table = {name: str(folder / value) if name in ("validation", "test") else value for name, value in data.items()}
-    source = open_source(DataConfig(corpus=str(file), **table))
-    return prepare(source, tokenizer, folder / "cache", [].append if heard is None else heard.append)
+    source = open_source(DataConfig.read({"corpus": str(file), **table}))
+    return prepare(source, tokenizer, folder / "cache", (list[str]() if heard is None else heard).append)
 
 
 def refused(folder: Path, content: str | bytes, **data: Any) -> str:
@@ -55,9 +55,7 @@ def csv_of(rows: list[tuple[str, str]], head: str = "text,label") -> str:
 
 def texts(prepared: Prepared, store: Store) -> list[str]:
     starts = store.starts_R.tolist()
-    return [
-        prepared.tokenizer.decode(store.tokens[a:b].tolist()) for a, b in zip(starts[:-1], starts[1:], strict=True)
-    ]
+    return [prepared.tokenizer.decode(store.tokens[a:b].tolist()) for a, b in pairwise(starts)]
 
 
 TWO = [(text, str(n % 2)) for n, text in enumerate(some("train", 6))]
@@ -66,7 +64,7 @@ TWO = [(text, str(n % 2)) for n, text in enumerate(some("train", 6))]
 def test_rows_come_through_in_their_order_with_their_labels(tmp_path: Path) -> None:
     held, tested = some("validation", 2), some("test", 3)
     rows = [(held[0], "1"), *TWO, (tested[0], "0"), (tested[1], "1"), (held[1], "0"), (tested[2], "0")]
-    prepared = made(tmp_path, csv_of(rows))
+    prepared = made(tmp_path, csv_of(rows), TokenizerConfig(kind="bytes"))
     assert texts(prepared, prepared.train) == [text for text, _ in TWO]
     assert prepared.train.labels_R.tolist() == [0, 1, 0, 1, 0, 1]
     assert texts(prepared, prepared.validation) == held
@@ -87,7 +85,7 @@ def test_other_separators_and_a_byte_order_mark(tmp_path: Path, sign: str) -> No
 
 
 def test_tabs_quotes_and_line_ends_are_text(tmp_path: Path) -> None:
-    odd = ['a\ttab', 'a "quote" in it', "two\nlines", "two\r\nlines, a comma; and a semicolon"]
+    odd = ["a\ttab", 'a "quote" in it', "two\nlines", "two\r\nlines, a comma; and a semicolon"]
     rows = [(text, str(n % 2)) for n, text in enumerate(odd) if part_of(text) == "train"]
     assert len(rows) == len(odd), "choose other texts: these are held out"
     prepared = made(tmp_path, csv_of(rows))
@@ -221,7 +219,10 @@ def test_pairs_are_kept_apart(tmp_path: Path) -> None:
     for store, part in ((prepared.train, "train"), (prepared.validation, "validation")):
         assert store.pairs
         found = [
-            (prepared.tokenizer.decode(store.tokens[a:b].tolist()), prepared.tokenizer.decode(store.tokens[b:c].tolist()))
+            (
+                prepared.tokenizer.decode(store.tokens[a:b].tolist()),
+                prepared.tokenizer.decode(store.tokens[b:c].tolist()),
+            )
             for a, b, c in zip(*(edge.tolist() for edge in store.bounds()), strict=True)
         ]
         assert found == held[part]
@@ -236,8 +237,9 @@ def test_half_a_pair_may_be_empty_but_not_both(tmp_path: Path) -> None:
 
 def test_a_group_is_read_and_changes_nothing_else(tmp_path: Path) -> None:
     rows = "".join(f"{text},{label},{'imdb' if n % 2 else 'rt'}\n" for n, (text, label) in enumerate(TWO))
-    plain, grouped = made(tmp_path, "text,label,source\n" + rows), made(
-        tmp_path, "text,label,source\n" + rows, group="source"
+    plain, grouped = (
+        made(tmp_path, "text,label,source\n" + rows),
+        made(tmp_path, "text,label,source\n" + rows, group="source"),
     )
     assert grouped.train.tokens.tobytes() == plain.train.tokens.tobytes()
     source = open_source(DataConfig(corpus=str(tmp_path / "r.csv"), group="source"))

@@ -37,7 +37,7 @@ def blocks(kinds: str) -> list[tuple[str, str, str]]:
 
 def run(command: list[str], folder: Path = ROOT) -> str:
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder, env=environment)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=1800, cwd=folder, env=environment)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
@@ -71,8 +71,8 @@ def test_commands_print_what_the_documents_say(name: str, kind: str, text: str) 
 
 
 @pytest.mark.parametrize(("name", "kind", "code"), blocks("python"))
-def test_code_prints_what_the_documents_say(name: str, kind: str, code: str) -> None:
-    check_code(code)
+def test_code_prints_what_the_documents_say(name: str, kind: str, code: str, tmp_path: Path) -> None:
+    check_code(code, tmp_path)
 
 
 @pytest.mark.real

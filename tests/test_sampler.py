@@ -1,5 +1,7 @@
 """A batch is a function of its number: each example once an epoch, little padding, no state."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -43,7 +45,9 @@ def test_each_example_comes_once_an_epoch_within_the_budget(
 
 @settings(max_examples=50, deadline=None)
 @given(LENGTHS, st.integers(1, 5000), st.integers(0, 2**63 - 1), st.data())
-def test_a_batch_alone_is_the_batch_in_sequence(lengths: list[int], budget: int, seed: int, data: st.DataObject) -> None:
+def test_a_batch_alone_is_the_batch_in_sequence(
+    lengths: list[int], budget: int, seed: int, data: st.DataObject
+) -> None:
     sampler = Sampler(ints(lengths), budget, seed)
     sequence = [sampler.batch(n) for n in range(3 * sampler.batches)]
     for number in data.draw(st.lists(st.integers(0, len(sequence) - 1), min_size=1, max_size=5)):
@@ -124,7 +128,7 @@ def test_in_order_is_all_once_shortest_first(lengths: list[int], budget: int) ->
     batches = sampler.in_order()
     assert len(batches) == sampler.batches
     assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths)))
-    for before, after in zip(batches, batches[1:], strict=False):  # but for lengths of one cell
+    for before, after in pairwise(batches):  # but for lengths of one cell
         assert max(lengths[n] for n in before) <= GROWTH * min(lengths[n] for n in after) + 1
     assert all(len(batch) == 1 or len(batch) * max(lengths[n] for n in batch) <= budget for batch in batches)
 

@@ -118,9 +118,7 @@ def children(folder: Path, count: int) -> list[subprocess.Popen[str]]:
     """Processes that are all ready to prepare, and begin when there is a file `go`."""
     corpus = str(folder / "r.csv")
     started = [
-        subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(folder), corpus, str(n)], stdout=subprocess.PIPE, text=True
-        )
+        subprocess.Popen([sys.executable, "-c", CHILD, str(folder), corpus, str(n)], stdout=subprocess.PIPE, text=True)
         for n in range(count)
     ]
     while not all((folder / f"ready-{n}").exists() for n in range(count)):
@@ -202,7 +200,8 @@ def test_one_store_is_open_twice_while_it_is_made_anew(tmp_path: Path) -> None:
     before = first.train.tokens.copy()
     file = store_folder(tmp_path) / "facts.json"
     file.write_bytes(file.read_bytes() + b" ")
-    third = prepared(tmp_path, heard := [])
+    heard: list[str] = []
+    third = prepared(tmp_path, heard)
     assert len(heard) == 3
     for store in (first.train, second.train, third.train):
         assert np.array_equal(store.tokens, before)

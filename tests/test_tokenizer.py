@@ -22,7 +22,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from qkv.schema import UserError
 from qkv.text import tokenizer as room
 from qkv.text.tokenizer import Frame, Tokenizer
-from qkv.text.vocabulary import KINDS, LESSONS, SPECIALS, train_tokenizer
+from qkv.text.vocabulary import KINDS, SPECIALS, train_tokenizer
 
 TEXTS = [
     "The film was unbelievably good, and the film's music was better.",
@@ -154,14 +154,38 @@ def test_half_a_character_is_a_sentence_when_learning(kind: str) -> None:
         train_tokenizer(["good", "bad\ud83d"], kind=kind, vocab_size=400, lowercase=True)
 
 
-def test_words_beyond_the_limit_teach_nothing_and_the_frequent_ones_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", ["wordpiece", "bpe", "unigram"])
+def test_words_beyond_the_limit_teach_nothing_and_the_frequent_ones_come_first(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rare = [f"{a}{b}{a}{b}" for a in "abcdefghi" for b in "klmnopq"]
+    texts = [*rare, *rare, *["often used"] * 9]
+    much = train_tokenizer(texts, kind=kind, vocab_size=1000, lowercase=False)
     monkeypatch.setattr("qkv.text.vocabulary.LESSONS", 60)
-    few = trained("wordpiece")
-    assert few.id_of("film") is not None
-    assert few.id_of("unbelievable") is None
-    assert MADE["wordpiece"].id_of("unbelievable") is not None
-    assert few.id_of("ü") is not None  # characters are known all the same
-    assert LESSONS > 10**6
+    few, again = (train_tokenizer(t, kind=kind, vocab_size=1000, lowercase=False) for t in (texts, texts[::-1]))
+    assert few.to_json() == again.to_json()
+    assert len(few.ids(["often used"])[0]) <= 3
+    assert sum(map(len, few.ids(rare))) > 1.5 * sum(map(len, much.ids(rare)))
+    assert few.unknown not in few.ids([" ".join(rare)])[0]  # characters are known all the same
+
+
+def test_unigram_drops_what_is_missed_least() -> None:
+    rare = [f"{a}{b}{a}{b}" for a in "abcdefghi" for b in "klmnopq"]
+    made = train_tokenizer([*rare, *rare, *["theatre"] * 50], kind="unigram", vocab_size=60, lowercase=False)
+    assert made.size == 60
+    assert made.id_of("▁theatre") is not None
+
+
+def test_pieces_are_pieces_of_words_and_leave_half_of_the_room_to_themselves() -> None:
+    together = " ".join(TEXTS)
+    for kind in ("wordpiece", "unigram"):
+        pieces = [token for token in trained(kind, 100).inner.get_vocab() if token not in SPECIALS]
+        bodies = [piece.removeprefix("##").replace("▁", " ") for piece in pieces]
+        assert all(body in f" {together}" for body in bodies)
+        assert sum(len(body) == 1 for body in bodies) <= 48
+    inside = [token for token in MADE["wordpiece"].inner.get_vocab() if token.startswith("##") and len(token) > 4]
+    assert inside
+    assert all(any(token[2:] in word[1:] for word in together.split()) for token in inside)
 
 
 # ---------------------------------------------------------------------------------------------------------- and back

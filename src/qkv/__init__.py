@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qkv.api import evaluate, load, train
+    from qkv.estimator import TransformerClassifier
 
 __version__ = "0.1.0"
-__all__ = ["evaluate", "load", "train"]
+__all__ = ["TransformerClassifier", "evaluate", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -17,4 +18,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module("qkv.api"), name)
+    return getattr(import_module("qkv.estimator" if name == "TransformerClassifier" else "qkv.api"), name)

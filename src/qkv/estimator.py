@@ -66,8 +66,10 @@ class TransformerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     X is a list, a one-dimensional array or a series of texts, or of pairs of texts. y holds labels of any kind.
 
-    recipe: a recipe's name, a TOML file, or None for a small model with keys for a few thousand texts.
-    settings: recipe keys as `train.dropout=0.2`, all but those that say where the data lies.
+    recipe: a recipe's name or a TOML file; None is a small model that makes ten passes in small steps. (`reviews-quick`
+        makes two passes in large ones, which is too little for hundreds of texts.)
+    settings: recipe keys as `train.dropout=0.2`, all but those that say where the data lies. Where several fits run
+        at once (`n_jobs`), `runtime.threads=1` keeps them out of each other's way.
     epochs, learning_rate: `train.epochs` and `train.learning_rate`, as parameters so that a search can vary them.
     validation: share of the rows of each class that is not learnt from, but chooses the weights and calibrates the
         probabilities, as a recipe's validation rows do. The usual 0 learns from every row, keeps the last weights and
@@ -83,7 +85,7 @@ class TransformerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def __init__(
         self,
-        recipe: str | PathLike[str] | None = "reviews-quick",
+        recipe: str | PathLike[str] | None = None,
         *,
         settings: Sequence[str] = (),
         epochs: int | None = None,
@@ -119,7 +121,8 @@ class TransformerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def predict(self, X: Iterable[Any]) -> NDArray[Any]:
         """The likeliest class of each text."""
-        return self.classes_[self.predict_proba(X).argmax(1)]
+        shares = self.predict_proba(X)  # first, since it says where nothing is fitted yet
+        return self.classes_[shares.argmax(1)]
 
     def predict_proba(self, X: Iterable[Any]) -> NDArray[np.float64]:
         """The probability of each class, in the order of `classes_`, for each text."""
@@ -148,13 +151,10 @@ class TransformerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             raise UserError(f"settings is one string, {self.settings[:60]!r}; give a list: [{self.settings[:60]!r}]")
         settings = [*self.settings]
         for setting in settings:
-            if (name := setting.partition("=")[0].strip().removeprefix("data.")) in OF_FIT and "data." in setting:
-                raise UserError(f"settings: {setting!r}: data.{name} is for fit to say, which is given its texts")
-        chosen = {
-            "train.epochs": self.epochs,
-            "train.learning_rate": self.learning_rate,
-            "seed": self._seed(),
-        }
+            table, _, name = setting.partition("=")[0].partition(".")
+            if table.strip() == "data" and name.strip() in OF_FIT:
+                raise UserError(f"settings: {setting!r}: data.{name.strip()} is for fit to say, which has the texts")
+        chosen = {"train.epochs": self.epochs, "train.learning_rate": self.learning_rate, "seed": self._seed()}
         settings += [f"{name}={value}" for name, value in chosen.items() if value is not None]
         if self.recipe is None:
             return presets.expand(override(SMALL, settings), where="settings")
@@ -181,8 +181,11 @@ class TransformerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         data = {
             **recipe.data.model_dump(),
             **{name: str(place) for name, place in places.items()},
-            **{"text": "text", "pair": "pair" if isinstance(rows[0][0], tuple) else "none", "label": "label"},
-            **{"label_names": _label_names(self.classes_), "group": "none"},
+            "text": "text",
+            "pair": "pair" if isinstance(rows[0][0], tuple) else "none",
+            "label": "label",
+            "label_names": _label_names(self.classes_),
+            "group": "none",
         }
         return api.train(recipe.replace(data=data), folder)
 

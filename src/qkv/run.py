@@ -28,7 +28,7 @@ from torch import Tensor
 from qkv import disk
 from qkv.config import Recipe
 from qkv.exchange.written import Written
-from qkv.schema import UserError, describe, read_toml
+from qkv.schema import Section, UserError, describe, read_toml
 
 RECIPE, METRICS, CARD, WEIGHTS = "recipe.toml", "metrics.jsonl", "README.md", "model.safetensors"
 KEPT = 2  # newest checkpoints, beside that of the best model
@@ -262,5 +262,5 @@ def changes(then: Recipe, now: Recipe, *, ignore: tuple[str, ...] = ()) -> list[
     """What differs between two recipes: `train.dropout was 0.1, is 0.2`."""
     old = {path: value for path, value, _ in describe(then)}
     new = {path: value for path, value, _ in describe(now)}
-    plain = [path for path in old if path not in ignore and not hasattr(old[path], "model_fields")]
+    plain = [path for path in old if path not in ignore and not isinstance(old[path], Section)]
     return [f"{path} was {old[path]!r}, is {new[path]!r}" for path in plain if old[path] != new[path]]

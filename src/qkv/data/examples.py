@@ -84,7 +84,7 @@ def windows(length: int, room: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True)
 class Hide:
-    """Put the mask token in place of a share of a text's own tokens: what is hidden depends on seed, epoch and example."""
+    """Put the mask token in place of a share of a text's tokens: which ones depends on seed, epoch and example."""
 
     share: float
     mask: int

@@ -54,9 +54,7 @@ loads as `{architecture}`.
 
 ## Data
 
-`{recipe.data.corpus}`: {rows} rows, split by a hash of the text. Validation rows chose the weights (step
-{progress.best_step:,} of {progress.step:,}) and the temperature {progress.temperature:.4f}, which is already folded
-into the last layer. Test rows were used for the figures above only.
+`{recipe.data.corpus}`: {rows} rows. {_parts(recipe, prepared, progress)}
 
 sha256 of the data as read: `{prepared.data_hash}`
 
@@ -77,6 +75,18 @@ import qkv
 print(qkv.load("this folder").predict(["..."]))
 ```
 """
+
+
+def _parts(recipe: Recipe, prepared: Prepared, progress: Progress) -> str:
+    """Where held-out rows came from and what they did."""
+    own = [part for part in ("validation", "test") if getattr(recipe.data, part) != "split"]
+    said = "Rows are held out by a hash of their text. " if not own else f"Files of their own: {' and '.join(own)}. "
+    if not sum(prepared.counts["validation"].values()):
+        return f"{said}No validation rows: the last weights are kept, and probabilities are not calibrated."
+    return (
+        f"{said}Validation rows chose the weights (step {progress.best_step:,} of {progress.step:,}) and the temperature "
+        f"{progress.temperature:.4f}, which is already folded into the last layer. Test rows served for the figures only."
+    )
 
 
 def _either(labels: tuple[str, ...]) -> str:

@@ -159,7 +159,7 @@ def fit_temperature(logits_NC: ArrayLike, labels_N: ArrayLike) -> float:
 
     Where all temperatures do equally well, or there are no rows, it is 1. The order of a row's classes never changes.
     Cross-entropy is convex in 1 / temperature: its slope has one zero, found by Newton's method, and by halving the
-    interval where Newton leaves it or slows down. No random numbers, so the same rows give the same bits.
+    interval where Newton would leave it. No random numbers, so the same rows give the same bits.
     """
     if np.size(labels_N) == 0:
         return 1.0
@@ -172,23 +172,21 @@ def fit_temperature(logits_NC: ArrayLike, labels_N: ArrayLike) -> float:
     elif _slope(margins, low)[0] >= 0:
         temperature = HOTTEST
     else:
-        temperature = 1 / _level(margins, low, high)
+        temperature = min(max(1 / _level(margins, low, high), COLDEST), HOTTEST)
     worse = cross_entropy(logits_NC, labels_N, temperature) > cross_entropy(logits_NC, labels_N)  # by rounding
     return 1.0 if worse else temperature
 
 
 def _level(margins_NC: Floats, low: float, high: float) -> float:
     """The sharpness between `low` and `high` at which cross-entropy is level: falling before, rising after."""
-    sharpness, last = 1.0, math.inf
+    sharpness = 1.0
     for _ in range(200):
         slope, curvature = _slope(margins_NC, sharpness)
+        newton = sharpness - slope / curvature if curvature > 0 else math.inf
+        if abs(newton - sharpness) <= 1e-9 * sharpness:
+            return newton  # the error is the square of the step: nothing that a float64 shows
         low, high = (sharpness, high) if slope < 0 else (low, sharpness)
-        newton = sharpness - slope / curvature if curvature > 0 else high
-        quick = low < newton < high and abs(slope) <= abs(last) / 2
-        following = newton if quick else math.sqrt(low * high)
-        if slope == 0 or abs(following - sharpness) <= 1e-15 * sharpness:
-            break
-        sharpness, last = following, slope
+        sharpness = newton if low < newton < high else math.sqrt(low * high)
     return sharpness
 
 

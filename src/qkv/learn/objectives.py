@@ -42,4 +42,4 @@ def label_scores(model: Model, batch: Batch) -> Tensor:
 def classify(model: Model, batch: Batch, *, smoothing: float) -> Loss:
     """Cross-entropy of the labels, each example counted by its weight; smoothing after Szegedy et al., 2016."""
     losses_B = F.cross_entropy(label_scores(model, batch), batch.labels_B, reduction="none", label_smoothing=smoothing)
-    return {"labels": Part((losses_B * batch.weights_B).sum(), float(batch.weights_B.sum()))}
+    return {"labels": Part((losses_B * batch.weights_B).sum(), float(batch.weights_B.double().sum()))}

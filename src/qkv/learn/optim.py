@@ -12,7 +12,7 @@ from qkv.config import TrainConfig
 
 
 def build_optimiser(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
-    """AdamW (Loshchilov and Hutter, 2019), fused. Matrices decay towards 0, the tables of tokens at a rate of their own;
+    """AdamW (Loshchilov and Hutter, 2019), fused. Matrices decay towards 0, tables of tokens at a rate of their own;
     biases, norms and tables of positions do not."""
     decays = {"matrices": train.weight_decay, "tokens": train.table_decay, "others": 0.0}
     weights: dict[str, list[Tensor]] = {group: [] for group in decays}

@@ -112,7 +112,7 @@ def _step(learner: Learner) -> float:
     _, batches = learner.train.step(progress.step)
     model.train()
     learner.optimiser.zero_grad(set_to_none=True)
-    count = math.fsum(float(batch.weights_B.sum()) for batch in batches)
+    count = math.fsum(float(batch.weights_B.double().sum()) for batch in batches)
     total = 0.0
     for number, batch in enumerate(batches):
         seed_dropout(recipe.seed, progress.step, number)

@@ -120,8 +120,7 @@ class Tokenizer:
         if limit is not None and len(made.ids) > limit:
             with self._cutting([text], limit, "right"):
                 made = guarded(lambda: self.inner.encode(text), CANNOT)
-        pairs = zip(made.offsets, made.special_tokens_mask, strict=True)
-        return [(0, 0) if special else (start, end) for (start, end), special in pairs]
+        return made.offsets
 
     def frame(self, pair: bool) -> Frame:
         """What this tokenizer puts around a text, or around a pair. Found by encoding a word and looking what else

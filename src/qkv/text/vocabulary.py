@@ -34,7 +34,8 @@ UNIT = re.compile(r"\s{0,64}\S{1,4096}|\s{1,64}")  # blanks and what follows the
 WORDS = Regex(r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}{1,64}| ?\p{N}{1,64}| ?[^\s\p{L}\p{N}]{1,64}|\s{1,64}(?!\S)|\s{1,64}")
 ANYTHING = Regex(r"[\s\S]{1,64}")
 BLANK = "\u2581"  # what stands for a blank in a unigram piece
-START = "\ue000"  # marks the first piece of a word while WordPiece learns; BERT's normaliser lets none through
+START = "\ue000"  # marks the beginning of a word while WordPiece counts; BERT's normaliser lets none through
+STAND_INS = 0xF0000  # first of 131,000 characters that, like START, mean nothing and are not let through
 NOTHING = "no text to train a tokenizer on"
 CANNOT = "tokenizers cannot learn from these texts"
 FLUSH = 1_000_000  # different units to hold before they are cut into words
@@ -138,7 +139,7 @@ def _words(unit: str, kind: str, cutter: Cutter) -> Iterable[str]:
 def _wordpiece(words: Mapping[str, int], vocab_size: int) -> Model:
     """Schuster and Nakajima 2012, as BERT has it: a piece inside a word begins with ##, and the longest piece wins.
 
-    Learnt as BPE over words that begin with a mark: a piece with the mark can begin a word, one without goes inside.
+    Learnt as BPE over words whose first letter is replaced by a stand-in: a piece with one can begin a word.
     """
     room = vocab_size - len(SPECIALS)
     inside = {char for char in _characters_of(words) if not _stands_alone(char)}
@@ -149,11 +150,13 @@ def _wordpiece(words: Mapping[str, int], vocab_size: int) -> Model:
         if left < 0:
             break
         kept.add(char)
+    first = {char: chr(STAND_INS + n) for n, char in enumerate(sorted(kept))}
+    letter = {stand_in: char for char, stand_in in first.items()}
     known = _lessons(words, {*kept, START})
+    learnt = _pieces({first[w[1]] + w[2:] if w[0] == START else w: n for w, n in known.items()}, room)
+    named = [letter[piece[0]] + piece[1:] if piece[0] in letter else f"##{piece}" for piece in learnt]
     alphabet = [*sorted(kept), *(f"##{char}" for char in sorted(kept & inside))]
-    learnt = _pieces(known, room)
-    named = [piece[1:] if piece.startswith(START) else f"##{piece}" for piece in learnt]
-    vocabulary = _numbered(list(dict.fromkeys([*alphabet, *named]))[:room])
+    vocabulary = _numbered([*alphabet, *named][:room])
     return models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
 
 
