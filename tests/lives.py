@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 PATIENCE = 300  # seconds for one life on a busy machine
-GOOD, BAD = "good great warm funny bright lovely clever moving".split(), "bad poor cold dull grey awful mad boring".split()
-OTHER = [*(f"word{n}" for n in range(40)), *"the a of film plot and scene with".split()]
+GOOD = ("good", "great", "warm", "funny", "bright", "lovely", "clever", "moving")
+BAD = ("bad", "poor", "cold", "dull", "grey", "awful", "mad", "boring")
+OTHER = (*(f"word{n}" for n in range(40)), "the", "a", "of", "film", "plot", "and", "scene", "with")
 EPOCH = 14  # steps, by these rows and this budget
 RECIPE = f"""
 task = "classify"
@@ -97,14 +98,16 @@ class Life:
         return self._code
 
     def err(self) -> str:
-        return (self._folder / "err").read_text()
+        file = self._folder / "err"
+        return file.read_text() if file.exists() else ""
 
     def wait(self) -> Ended:
         deadline = time.monotonic() + PATIENCE
         while (code := self.code()) is None:
             assert time.monotonic() < deadline, self.err()
             time.sleep(0.005)
-        return Ended(code, (self._folder / "out").read_text(), self.err())
+        out = self._folder / "out"
+        return Ended(code, out.read_text() if out.exists() else "", self.err())
 
     def kill(self, how: signal.Signals) -> Ended:
         os.kill(self.pid, how)
@@ -117,7 +120,11 @@ class Nursery:
     def __init__(self) -> None:
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         self._server = subprocess.Popen(
-            [sys.executable, __file__, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+            [sys.executable, __file__, "serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
         )
         self._count = 0
 
@@ -213,7 +220,7 @@ def doom(death: dict[str, Any]) -> None:
 def _doom_at_step(step: int, kind: int, rest: float) -> None:
     from qkv.learn import session
 
-    real = session.train
+    real = vars(session)["train"]
 
     def mortal(*arguments: Any) -> Iterator[Any]:
         for report in real(*arguments):
@@ -222,7 +229,7 @@ def _doom_at_step(step: int, kind: int, rest: float) -> None:
             if report.step == step:
                 os.kill(os.getpid(), kind)
 
-    session.train = mortal
+    vars(session)["train"] = mortal
 
 
 def _doom_at_operation(last: int) -> None:
@@ -242,7 +249,7 @@ def _doom_at_operation(last: int) -> None:
 
     for name in ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir"):
         setattr(os, name, counted(getattr(os, name)))
-    atexit.register(lambda: print(f"operations {count}", file=sys.stderr))
+    atexit.register(lambda: sys.stderr.write(f"operations {count}\n"))
 
 
 def run_here(words: list[str], death: dict[str, Any]) -> None:
@@ -291,7 +298,7 @@ def _be_born(order: dict[str, Any]) -> NoReturn:
 def serve() -> None:
     """Fork a life for each line of standard input; answer with its number, or with how it ended."""
     import matplotlib.backends.backend_agg
-    import matplotlib.figure
+    import matplotlib.figure  # noqa: F401
     import torch._dynamo  # noqa: F401  (AdamW does so when it is made)
 
     import qkv.app.cli
@@ -307,7 +314,8 @@ def serve() -> None:
             answer = os.waitstatus_to_exitcode(status) if pid else None
         else:
             answer = os.fork() or _be_born(order)
-        print(json.dumps(answer), flush=True)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
 
 
 if __name__ == "__main__":

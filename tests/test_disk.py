@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from lives import flip
@@ -28,12 +29,19 @@ def folder_with(place: Path, **files: bytes) -> Path:
     return place
 
 
+def names_in(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
 def test_a_file_is_replaced_and_nothing_else_is_left(tmp_path: Path) -> None:
+    def write_new(path: Path) -> None:
+        path.write_bytes(NEW)
+
     file = tmp_path / "a.txt"
     disk.replace_file(file, OLD)
-    disk.replace_file(file, lambda path: path.write_bytes(NEW) and None)
+    disk.replace_file(file, write_new)
     assert file.read_bytes() == NEW
-    assert os.listdir(tmp_path) == ["a.txt"]
+    assert names_in(tmp_path) == ["a.txt"]
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
@@ -50,8 +58,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="full"), disk.new_folder(tmp_path / "g") as made:
         fail(made / "a.txt")
     assert (folder / "a.txt").read_bytes() == OLD
-    assert sorted(os.listdir(folder)) == ["MANIFEST.json", "a.txt"]
-    assert os.listdir(tmp_path) == ["f"]
+    assert names_in(folder) == ["MANIFEST.json", "a.txt"]
+    assert names_in(tmp_path) == ["f"]
     assert disk.problems(folder) == []
 
 
@@ -105,6 +113,23 @@ def test_a_file_that_would_be_used_must_be_listed(tmp_path: Path) -> None:
 
 
 ENTRY = {"bytes": 1, "sha256": "0"}
+ODD: list[Any] = [
+    {"../secret": [ENTRY]},
+    {"/etc/passwd": [ENTRY]},
+    {"..": [ENTRY]},
+    {"": [ENTRY]},
+    {"a\0b": [ENTRY]},
+    {"a\x1b[2Jb": [ENTRY]},
+    {"a.txt": []},
+    {"a.txt": {}},
+    {"a.txt": "text"},
+    {"a.txt": [1]},
+    {"a.txt": [{"bytes": 1}]},
+    {"a.txt": [{"bytes": "1", "sha256": "0"}]},
+    {"a.txt": [{"bytes": 1.0, "sha256": "0"}]},
+    {"a.txt": [{"bytes": True, "sha256": "0"}]},
+    {"a.txt": [{"bytes": 1, "sha256": None}]},
+]
 
 
 @pytest.mark.parametrize(
@@ -121,26 +146,7 @@ ENTRY = {"bytes": 1, "sha256": "0"}
         b'{"files": {}}',
         b'{"files": {"a.txt": 1}, "sha256": ""}',
         b"1" * 5000,
-        *(
-            json.dumps({"files": files, "sha256": disk._sum(files)}).encode()  # type: ignore[arg-type]
-            for files in (
-                {"../secret": [ENTRY]},
-                {"/etc/passwd": [ENTRY]},
-                {"..": [ENTRY]},
-                {"": [ENTRY]},
-                {"a\0b": [ENTRY]},
-                {"a\x1b[2Jb": [ENTRY]},
-                {"a.txt": []},
-                {"a.txt": {}},
-                {"a.txt": "text"},
-                {"a.txt": [1]},
-                {"a.txt": [{"bytes": 1}]},
-                {"a.txt": [{"bytes": "1", "sha256": "0"}]},
-                {"a.txt": [{"bytes": 1.0, "sha256": "0"}]},
-                {"a.txt": [{"bytes": True, "sha256": "0"}]},
-                {"a.txt": [{"bytes": 1, "sha256": None}]},
-            )
-        ),
+        *(json.dumps({"files": files, "sha256": disk._sum(files)}).encode() for files in ODD),
     ],
 )
 def test_a_hostile_manifest_is_refused_in_a_sentence(tmp_path: Path, text: bytes) -> None:
@@ -202,7 +208,7 @@ else:
 
 
 def died(what: str, folder: Path, operation: int) -> bool:
-    """Do something to a folder in a process that is killed before its n-th operation on the disk; False: it had less."""
+    """Change a folder in a process that is killed before its n-th operation on the disk; False: it had fewer."""
     words = [sys.executable, "-c", DEATHS, str(Path(__file__).parent), what, str(folder), str(operation)]
     ended = subprocess.run(words, capture_output=True, text=True, check=False)
     assert ended.returncode in (0, -signal.SIGKILL), ended.stderr

@@ -66,7 +66,12 @@ def test_curves_of_any_length_are_drawn(tmp_path: Path, steps: int, evaluations:
 def paths(path: Path, colour: str) -> list[list[tuple[float, float]]]:
     """The lines of a colour in an SVG, as points."""
     found = re.findall(rf'<path d="([^"]*)"[^>]*style="fill: none[^"]*stroke: {colour}', path.read_text("utf-8"))
-    return [[(float(x), float(y)) for x, y in re.findall(r"[ML] ([\d.]+) ([\d.]+)", one)] for one in found]
+    return [points(one) for one in found]
+
+
+def points(drawn: str) -> list[tuple[float, float]]:
+    """The corners of an SVG path."""
+    return [(float(x), float(y)) for x, y in re.findall(r"[ML] ([\d.]+) ([\d.]+)", drawn)]
 
 
 def test_a_curve_goes_through_its_numbers(tmp_path: Path) -> None:
@@ -99,7 +104,7 @@ def test_runs_are_told_apart_without_colour(tmp_path: Path) -> None:
     ("name", "shown"),
     [
         ("_hidden", "_hidden"),
-        ("$a_b$ $", "$a_b$ $"),
+        (r"$\frac{$", r"$\frac{$"),  # no formula
         (r"\frac{1}{0} & <b>", r"\frac{1}{0} &amp; &lt;b&gt;"),
         ("two\nlines\ttab", "two lines tab"),
         ("电影 é", "\ufffd\ufffd é"),
@@ -149,16 +154,22 @@ def test_reliability_with_and_without_before(tmp_path: Path) -> None:
 
 
 def test_bars_are_as_high_as_the_share_of_right_answers(tmp_path: Path) -> None:
-    """Two bins, 0.5 and 0.8 right: bars of the first panel are in that proportion, those of the second in 30 : 10."""
+    """Two bins, 0.5 and 0.8 right: bars of the first panel are in that proportion, those of the second in 30 : 10.
+    Together they are as wide as the diagonal, which goes from 0.5 to 1."""
     path = tmp_path / "reliability.svg"
     pictures.reliability(path, None, [Bin(0.5, 0.75, 30, 0.6, 0.5), Bin(0.75, 1.0, 10, 0.9, 0.8)], "")
-    filled = re.findall(r'<path d="([^"]*)"[^>]*style="fill: #a9d8f4', path.read_text("utf-8"))
-    heights = []
-    for one in filled[:4]:
-        ys = [float(y) for y in re.findall(r"[ML] [\d.]+ ([\d.]+)", one)]
-        heights.append(max(ys) - min(ys))
+    written = path.read_text("utf-8")
+    bars = [points(one) for one in re.findall(r'<path d="([^"]*)"[^>]*style="fill: #a9d8f4', written)[:4]]
+    heights = [max(y for _, y in bar) - min(y for _, y in bar) for bar in bars]
     assert heights[1] / heights[0] == pytest.approx(1.6, abs=1e-3)
     assert heights[2] / heights[3] == pytest.approx(3.0, abs=1e-3)
+    (diagonal,) = re.findall(r'<path d="([^"]*)"[^>]*style="fill: none; stroke-dasharray[^"]*stroke: #000000', written)[
+        :1
+    ]
+    (left, _), (right, _) = points(diagonal)
+    for bar, (begin, end) in zip(bars, [(0.0, 0.5), (0.5, 1.0)] * 2, strict=True):
+        assert min(x for x, _ in bar) == pytest.approx(left + begin * (right - left), abs=1e-3)
+        assert max(x for x, _ in bar) == pytest.approx(left + end * (right - left), abs=1e-3)
 
 
 @pytest.mark.parametrize("found", [[], metrics.reliability([[0.9, 0.1]], [0]), [Bin(0.0, 1.0, 0, 0.0, 0.0)]])

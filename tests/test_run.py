@@ -4,7 +4,6 @@ transformers loads."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
 from pathlib import Path
@@ -44,7 +43,7 @@ def test_the_newest_two_checkpoints_and_the_best_are_kept(tmp_path: Path) -> Non
             assert run.checkpoints() == [5, 4, 2]
     assert run.checkpoints() == [6, 5]
     assert all(run.problems_of(step) == [] for step in run.checkpoints())
-    assert not [entry for entry in os.listdir(run.path / "checkpoints") if ".tmp-" in entry]
+    assert not [entry for entry in (run.path / "checkpoints").iterdir() if ".tmp-" in entry.name]
 
 
 def test_the_newest_sound_checkpoint_is_found(tmp_path: Path) -> None:
@@ -97,7 +96,7 @@ def test_what_lies_in_a_folder_that_is_no_run_is_not_written_over(tmp_path: Path
     (tmp_path / name).write_text("mine")
     with pytest.raises(UserError, match="in a folder that is no run; choose another place with -o"):
         begun(tmp_path)
-    assert os.listdir(tmp_path) == [name]
+    assert [entry.name for entry in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "mine"
 
 
@@ -111,16 +110,17 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path) 
     with run.lock():
         pass
     assert run.checkpoints() == [1]
-    assert os.listdir(run.path / "checkpoints") == ["step-1"]
+    assert [entry.name for entry in (run.path / "checkpoints").iterdir()] == ["step-1"]
     assert not (run.path / ".model.safetensors.new").exists()
-    left = [name for name in os.listdir(run.path) if name.endswith(".new") or ".tmp-" in name]
-    assert sorted(left) == [".notes.new", "old.tmp-7"]
+    there = [entry.name for entry in run.path.iterdir()]
+    assert set(mine) < set(there)
+    assert sorted(name for name in there if name.endswith(".new") or ".tmp-" in name) == [".notes.new", "old.tmp-7"]
 
 
 def test_only_one_holds_the_lock(tmp_path: Path) -> None:
-    with Run(tmp_path / "run").lock():
-        with pytest.raises(UserError, match="another process is training this run"), Run(tmp_path / "run").lock():
-            pass
+    one, other = Run(tmp_path / "run"), Run(tmp_path / "run")
+    with one.lock(), pytest.raises(UserError, match="another process is training this run"), other.lock():
+        pass
     with Run(tmp_path / "run").lock():
         pass
     (tmp_path / "file").touch()

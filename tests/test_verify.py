@@ -63,7 +63,7 @@ def test_a_damaged_model_is_used_by_nobody_and_made_anew_to_the_bit(place: Path,
     assert ended.code == 1
     assert "model.safetensors: its content is not what was written" in ended.out
     assert "its root is damaged" in ended.out
-    for words in (["predict", run, "good"], ["eval", run], ["train", "my.toml", "-o", run]):
+    for words in (["predict", str(run), "good"], ["eval", str(run)], ["train", "my.toml", "-o", str(run)]):
         ended = nursery().live(place, *words)
         assert (ended.code, ended.out) == (2, ""), words
         assert f"{run / 'model.safetensors'}: its content is not what was written" in ended.err
@@ -109,7 +109,7 @@ def test_the_root_is_made_anew_from_the_data_and_the_checkpoints(place: Path, ru
 def test_a_damaged_recipe_is_not_guessed(place: Path, run: Path) -> None:
     file = run / "recipe.toml"
     file.write_text(file.read_text().replace("dropout = 0.2", "dropout = 0.3"))
-    for words in (["train", "my.toml", "-o", run], ["verify", run, "--repair"]):
+    for words in (["train", "my.toml", "-o", str(run)], ["verify", str(run), "--repair"]):
         ended = nursery().live(place, *words)
         assert ended.code == 2
         assert str(file) in ended.err
@@ -156,7 +156,9 @@ def test_the_verdict_sees_every_difference(place: Path, run: Path) -> None:
     whole = Run(place / "whole")
     assert compare_to_the_bit(whole, Run(run)).holds
     last, metrics = run / "checkpoints" / "step-60", run / "metrics.jsonl"
-    for number, file in enumerate([run / "model.safetensors", last / "model.safetensors", last / "optimiser.safetensors"]):
+    for number, file in enumerate(
+        [run / "model.safetensors", last / "model.safetensors", last / "optimiser.safetensors"]
+    ):
         flip(file)
         verdict = compare_to_the_bit(whole, Run(run))
         assert list(verdict.equal.values()) == [place != number for place in range(4)]

@@ -158,7 +158,7 @@ def _label_number(predictor: Predictor, text: str, label: str | None) -> int:
 
 def _read(predictor: Predictor, text: str) -> list[tuple[Encoded, list[Span]]]:
     """The text as the model reads it, in one piece or in windows, and which characters each token stands for."""
-    limit, tokenizer = predictor._limit(), predictor.tokenizer
+    limit, tokenizer = predictor.limit(), predictor.tokenizer
     (whole,), spans = tokenizer.encode([text]), tokenizer.spans(text)
     if limit is None or len(whole.ids) <= limit:
         return [(whole, spans)]

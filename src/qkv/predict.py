@@ -191,7 +191,7 @@ class Predictor:
     ) -> list[T]:
         """Answers in the order of the texts. `room` is how many tokens must still fit after a text; such a text is cut
         on the left: its end matters more."""
-        encoded = self.tokenizer.encode(texts, self._limit(room), cut="left" if room else "right")
+        encoded = self.tokenizer.encode(texts, self.limit(room), cut="left" if room else "right")
         for number, one in enumerate(encoded, 1):
             if not one.ids:
                 raise UserError(f"text {number} is empty: this model needs at least one token to go on from")
@@ -213,7 +213,7 @@ class Predictor:
             seen(len(numbers))
         return [answers[n] for n in range(len(encoded))]
 
-    def _limit(self, room: int = 0) -> int | None:
+    def limit(self, room: int = 0) -> int | None:
         """Most tokens a text may have: by the model's positions, and by what it was trained on."""
         limits = [self.reading.length] if self.reading.length is not None else []
         if self.config.positions == "learned":
@@ -226,7 +226,7 @@ class Predictor:
 
     def _pieces(self, texts: Sequence[Text]) -> tuple[list[int], list[Encoded]]:
         """The windows of all texts: which text each belongs to, and its tokens."""
-        limit, frame = self._limit(), self.tokenizer.frame(pair=False)
+        limit, frame = self.limit(), self.tokenizer.frame(pair=False)
         assert limit is not None, "windows have a length"
         room = max(1, limit - len(frame.before) - len(frame.after))
         owners, pieces = list[int](), list[Encoded]()
@@ -250,7 +250,7 @@ class Predictor:
         if self.reading.windows:
             owners, encoded = self._pieces(texts)
         else:
-            owners, encoded = list(range(len(texts))), self.tokenizer.encode(texts, self._limit())
+            owners, encoded = list(range(len(texts))), self.tokenizer.encode(texts, self.limit())
         scores = self._answers([texts[owner] for owner in owners], encoded, self._scores, seen)
         pieces: list[list[int]] = [[] for _ in texts]
         for number, owner in enumerate(owners):

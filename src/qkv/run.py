@@ -105,6 +105,7 @@ class Run:
             (self.path / name).unlink(missing_ok=True)
         (self.path / "checkpoints").mkdir(exist_ok=True)
         disk.write_manifest(self.path, content, {RECIPE: {"data": data_hash}})
+        disk.remove_leftovers(self.path, _LEFT_IN_ROOT)
 
     def _check_place(self, content: Mapping[str, bytes]) -> None:
         """What lies there and is not ours is not written over."""

@@ -118,22 +118,26 @@ def evaluate(
         str | None, typer.Option(metavar="FILE", help="Other labelled rows; without: the run's own test rows.")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="PICTURE", help="Reliability picture, .png or .svg.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="PICTURE", help="Reliability picture; default RUN/reliability.png."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
     """How good a classifier is on rows it never saw, and how far its probabilities may be trusted."""
     from qkv import api, pictures
     from qkv.app import training
+    from qkv.run import Run
 
     scores = api.evaluate(run, data, training.say)
     if as_json:
         print(training.scores_as_json(scores))
     else:
         training.show_scores(_console(), scores)
-    if output is not None:
-        pictures.reliability(output, None, scores["all"].bins, str(run))
-        training.say(f"reliability picture: {output}")
+    own = Run(run)
+    place = output or (run / "reliability.png" if own.begun and data is None else None)
+    if place is not None:
+        pictures.reliability(place, scores["all"].raw_bins, scores["all"].bins, run.name)
+        training.say(f"how far its probabilities hold: {place}")
 
 
 @app.command()

@@ -84,8 +84,9 @@ def _parts(recipe: Recipe, prepared: Prepared, progress: Progress) -> str:
     if not sum(prepared.counts["validation"].values()):
         return f"{said}No validation rows: the last weights are kept, and probabilities are not calibrated."
     return (
-        f"{said}Validation rows chose the weights (step {progress.best_step:,} of {progress.step:,}) and the temperature "
-        f"{progress.temperature:.4f}, which is already folded into the last layer. Test rows served for the figures only."
+        f"{said}Validation rows chose the weights (step {progress.best_step:,} of {progress.step:,}) and the "
+        f"temperature {progress.temperature:.4f}, which is already folded into the last layer. "
+        "Test rows served for the figures only."
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -81,7 +81,9 @@ def score_rows(predictor: Predictor, rows: Iterable[tuple[str | None, Row]]) -> 
         [list(answer.probabilities.values()) for answer in predictor.predict(texts) if answer.probabilities]
     )
     labels_N, groups_N = np.array(labels), np.array(groups)
-    scores = {"all": metrics.score(shares_NC, labels_N, names)}
+    raw_NC = metrics.softmax(np.log(np.maximum(shares_NC, 1e-300)) * predictor.reading.temperature)
+    raw_bins = metrics.reliability(raw_NC, labels_N)
+    scores = {"all": replace(metrics.score(shares_NC, labels_N, names), raw_bins=raw_bins)}
     for group in sorted(set(groups) - {""}):
         chosen = groups_N == group
         scores[group] = metrics.score(shares_NC[chosen], labels_N[chosen], names)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,7 @@ class Scores:
     labels: tuple[str, ...]
     confusion: list[list[int]]  # a row for each true label, a column for each predicted one
     bins: list[Bin]
+    raw_bins: list[Bin] = field(default_factory=list)  # before calibration, where that is known
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists, names and numbers, all finite."""

@@ -119,12 +119,13 @@ def _step(learner: Learner) -> float:
         loss = classify(model, batch, smoothing=recipe.train.label_smoothing)["labels"]
         value = loss.total.item()
         if not math.isfinite(value):
-            raise UserError(_not_finite(progress.step + 1, value, batch, recipe))
+            raise UserError(_not_finite(progress.step + 1, "loss", value, batch, recipe))
         (loss.total / count).backward()
         total += value
         progress.tokens += batch.real_tokens
-    if recipe.train.clip:
-        torch.nn.utils.clip_grad_norm_(_gradients(model), recipe.train.clip, foreach=True)
+    size = torch.nn.utils.clip_grad_norm_(_gradients(model), recipe.train.clip or math.inf, foreach=True).item()
+    if not math.isfinite(size):
+        raise UserError(_not_finite(progress.step + 1, "gradient", size, batches[0], recipe))
     progress.step += 1
     rate = learning_rate(progress.step, recipe.train, learner.steps)
     set_learning_rate(learner.optimiser, rate)
@@ -138,10 +139,10 @@ def _gradients(model: Model) -> list[Tensor]:
     return [weight for weight in model.parameters() if weight.grad is not None]
 
 
-def _not_finite(step: int, value: float, batch: Batch, recipe: Recipe) -> str:
+def _not_finite(step: int, what: str, value: float, batch: Batch, recipe: Recipe) -> str:
     examples = ", ".join(str(n) for n in batch.numbers_B[:8].tolist())
     return (
-        f"step {step}: the loss is {value}, so the step was not made; examples {examples}, ...; "
+        f"step {step}: the {what} is {value}, so the step was not made; examples {examples}, ...; "
         f"a smaller train.learning_rate (now {recipe.train.learning_rate}) or a longer train.warmup "
         f"(now {recipe.train.warmup}) usually helps"
     )
