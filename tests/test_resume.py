@@ -346,7 +346,7 @@ def test_a_kill_before_any_operation_on_the_disk(tmp_path: Path) -> None:
         ended = nursery().live(tmp_path, "learn", "my.toml", run)
         assert ended.code == 0, ended.err
         same_end(tmp_path / "peace", run)
-        assert sorted(Run(run).checkpoints()) == [3, 4]
+        assert Run(run).checkpoints()[:2] == [4, 3]
         shutil.rmtree(run)
     assert seen == sorted(seen)
     assert set(seen) == {-1, 0, 1}

@@ -232,7 +232,9 @@ class TrainConfig(Section):
     attention_dropout: float = key(
         0.0, "Share of attention weights set to zero in training; costs speed.", ge=0.0, lt=1.0
     )
-    hide_tokens: float = key(0.0, "Share of a text's tokens hidden in training behind the mask token; in steps of 1/256.", ge=0.0, lt=1.0)
+    hide_tokens: float = key(
+        0.0, "Share of a text's tokens hidden in training behind the mask token; in steps of 1/256.", ge=0.0, lt=1.0
+    )
     label_smoothing: float = key(0.0, "Share of each target spread evenly over all labels.", ge=0.0, lt=1.0)
     report_every: int = key(10, "Steps between two lines of metrics.jsonl.", "steps", ge=1, le=10**9)
     eval_every: int = key(

@@ -118,22 +118,19 @@ def crash_test(command: Sequence[str], folder: Path, kills: int, seed: int) -> I
 
     `command` is what trains, without its -o. Every second kill is SIGTERM, the others are SIGKILL.
     """
-    whole, killed = folder / "whole", folder / "killed"
-    started = time.monotonic()
+    whole, run, saved = folder / "whole", Run(folder / "killed"), 0
     _run_to_end([*command, "-o", str(whole)])
-    life = (time.monotonic() - started) / max(1, kills)
-    start_up = _start_up(Run(whole), time.monotonic() - started)
+    steps = _reached(Run(whole))
     for number in range(kills):
         share = int(stream(seed, "order", number).random_raw() >> 11) / 2**53
         how = signal.SIGTERM if number % 2 else signal.SIGKILL
-        if _killed([*command, "-o", str(killed)], how, start_up + 1.5 * share * life):
+        goal = saved + 1 + int(share * (steps - saved - 1) / (kills - number))
+        if _killed([*command, "-o", str(run.path)], how, run, goal):
             break  # it came to its end first
-        run = Run(killed)
-        lines = run.metrics() if run.begun else []
-        sound = [step for step in run.checkpoints() if not run.problems_of(step)]
-        yield Kill(number + 1, how.name, int(lines[-1]["step"]) if lines else 0, sound[0] if sound else 0)
-    _run_to_end([*command, "-o", str(killed)])
-    yield compare_to_the_bit(Run(whole), Run(killed))
+        saved = next((step for step in run.checkpoints() if not run.problems_of(step)), 0)
+        yield Kill(number + 1, how.name, _reached(run), saved)
+    _run_to_end([*command, "-o", str(run.path)])
+    yield compare_to_the_bit(Run(whole), run)
 
 
 def compare_to_the_bit(one: Run, other: Run) -> Verdict:
@@ -153,10 +150,10 @@ def _timeless(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key not in TIMES} for line in lines]
 
 
-def _start_up(run: Run, lived: float) -> float:
-    """Seconds a life needs before its first step."""
+def _reached(run: Run) -> int:
+    """The last step that was reported."""
     lines = run.metrics()
-    return max(1.0, lived - float(lines[-1]["seconds"])) if lines else 1.0
+    return int(lines[-1]["step"]) if lines else 0
 
 
 def _run_to_end(command: Sequence[str]) -> None:
@@ -165,16 +162,17 @@ def _run_to_end(command: Sequence[str]) -> None:
         raise UserError(f"the training itself failed:\n{result.stderr[-2000:]}")
 
 
-def _killed(command: Sequence[str], how: signal.Signals, seconds: float) -> bool:
-    """Let a training live for so long and kill it. True if it ended by itself before."""
+def _killed(command: Sequence[str], how: signal.Signals, run: Run, step: int) -> bool:
+    """Let a training live until it has reported a step and kill it. True if it ended by itself before."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment())
     try:
-        process.wait(seconds)
+        while process.poll() is None:
+            if _reached(run) >= step:
+                process.send_signal(how)
+                process.wait()
+                return False
+            time.sleep(0.01)
         return True
-    except subprocess.TimeoutExpired:
-        process.send_signal(how)
-        process.wait()
-        return False
     finally:
         process.kill()
 

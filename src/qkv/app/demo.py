@@ -42,7 +42,7 @@ def show_demo(console: Console, output: Path) -> int:
         words = deciding_words(predictor, sentence)
         console.print(Padding(draw.coloured_words([(word.word, word.score) for word in words]), (0, 2)))
     console.print(
-        f"\nThe words are marked by integrated gradients: (+) and blue speak for the answer, (-) and orange against it.\n"
+        "\nWords are marked by integrated gradients: (+) and blue speak for the answer, (-) and orange against it.\n"
         f"Calibrated: scores divided by {temperature:.2f}, found on held-out reviews, "
         "so that 0.9 means right 9 times in 10."
     )
