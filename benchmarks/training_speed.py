@@ -50,7 +50,7 @@ from transformers import (
 
 from qkv import presets, runtime
 from qkv.config import Recipe
-from qkv.data.prepare import Prepared, open_source, prepare
+from qkv.data.prepare import Prepared, Source, open_source, prepare
 from qkv.learn.material import Material, build_material
 from qkv.learn.session import finished_recipe, fresh_model
 from qkv.learn.train import Learner, new_learner, train
@@ -101,9 +101,9 @@ def recipe_for(data: str) -> Recipe:
     )
 
 
-def learner_for(recipe: Recipe, prepared: Prepared) -> Learner:
+def learner_for(recipe: Recipe, source: Source, prepared: Prepared) -> Learner:
     """What `qkv train` builds."""
-    recipe = finished_recipe(recipe, prepared)
+    recipe = finished_recipe(recipe, source, prepared)
     parts = [
         build_material(recipe, store, prepared.tokenizer, len(prepared.labels))
         for store in (prepared.train, prepared.validation)
@@ -279,8 +279,9 @@ def main() -> None:
     asked = parser.parse_args()
     runtime.start()
     recipe = recipe_for(asked.data)
-    prepared = prepare(open_source(recipe.data, say), recipe.tokenizer, cache_folder(), say)
-    learner = learner_for(recipe, prepared)
+    source = open_source(recipe.data, say)
+    prepared = prepare(source, recipe.tokenizer, cache_folder(), say)
+    learner = learner_for(recipe, source, prepared)
     assert learner.steps > (asked.rounds + 4) * asked.steps, "the learning would end before the measuring"
     things = contenders(learner, prepared, asked.rows)
     compare(learner, things, asked.rounds, asked.steps)

@@ -56,7 +56,7 @@ def test_masks_are_filled_as_the_pipeline_fills_them(folders: dict[str, Path]) -
         assert answer.alternatives is not None
         assert [a["word"] for a in answer.alternatives] == [s["token_str"] for s in said]
         assert [a["probability"] for a in answer.alternatives] == pytest.approx([s["score"] for s in said], abs=1e-6)
-        assert answer.output == answer.text.replace("[MASK]", said[0]["token_str"])
+        assert answer.output == str(answer.text).replace("[MASK]", said[0]["token_str"])
 
 
 def test_several_masks_in_one_text(folders: dict[str, Path]) -> None:

@@ -140,6 +140,72 @@ def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(place: Path, settings
     assert not (place / "runs/wrong/recipe.toml").exists()
 
 
+def test_what_looks_like_a_special_token_is_text_in_training_and_in_prediction(place: Path) -> None:
+    from qkv.api import load
+
+    predictor = load(place / "runs/my")
+    frame, text = predictor.tokenizer.frame(pair=False), "7: the [SEP] refund [PAD] again"
+    encoded = predictor.tokenizer.encode([text], literal=True)[0].ids
+    assert encoded == [*frame.before, *predictor.tokenizer.ids([text])[0], *frame.after]
+    plain = predictor.tokenizer.encode([text])[0].ids
+    assert plain != encoded
+    asked = predictor.predict([text])[0].probabilities
+    predictor.reading = type(predictor.reading)(length=24)
+    assert asked != predictor.predict([text])[0].probabilities
+
+
+def test_a_finished_run_without_its_checkpoints_is_left_as_it_is(place: Path) -> None:
+    import shutil
+
+    shutil.copytree(place / "runs/my", place / "runs/lean")
+    shutil.rmtree(place / "runs/lean/checkpoints")
+    before = {file.name: file.read_bytes() for file in (place / "runs/lean").iterdir() if file.suffix != ".png"}
+    result = qkv(place, "train", "my.toml", "-o", "runs/lean")
+    assert result.returncode == 0, result.stderr
+    assert "was finished before" in result.stderr
+    after = {file.name: file.read_bytes() for file in (place / "runs/lean").iterdir() if file.suffix != ".png"}
+    assert {name: after[name] for name in before} == before
+
+
+def test_a_folder_with_metrics_of_its_own_is_not_written_over(place: Path) -> None:
+    (place / "notes").mkdir()
+    (place / "notes/metrics.jsonl").write_text("mine\n")
+    result = qkv(place, "train", "my.toml", "-o", "notes")
+    assert result.returncode == 2
+    assert "choose another place with -o" in result.stderr
+    assert (place / "notes/metrics.jsonl").read_text() == "mine\n"
+
+
+def test_names_that_are_markup_or_too_long_are_only_names(place: Path) -> None:
+    rows, chance = [["message", "team", "shop"]], random.Random(5)
+    for number in range(300):
+        team = chance.choice(["[spam]", "[/b]"])
+        rows.append([f"{number} {'win' if team == '[spam]' else 'meet'}", team, "[/i]"])
+    write_table(place / "markup.csv", rows)
+    (place / "markup.toml").write_text(RECIPE.replace("tickets.csv", "markup.csv"))
+    assert qkv(place, "train", "markup.toml", "--set", "train.epochs=1").returncode == 0
+    shown = qkv(place, "eval", "runs/markup")
+    assert shown.returncode == 0, shown.stderr
+    assert "[spam]" in shown.stdout
+    assert "[/i]" in shown.stdout
+    result = qkv(place, "predict", "a review that was meant as text " * 10, "x")
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_python_hears_what_the_command_line_says(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from qkv import api, recipes
+    from qkv.schema import UserError
+
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("QKV_CACHE", str(place / "cache"))
+    heard: list[str] = []
+    api.train("my.toml", "runs/short", settings=["data.length=6", "train.epochs=1"], say=heard.append)
+    assert any("are cut to 6 tokens" in sentence for sentence in heard)
+    with pytest.raises(UserError, match="replace"):
+        api.train(recipes.resolve("my.toml"), "runs/x", settings=["seed=1"])
+
+
 def test_windows_read_all_of_a_long_text(place: Path) -> None:
     settings = ["--set", "data.long=windows", "--set", "data.length=8", "--set", "train.epochs=3"]
     assert qkv(place, "train", "my.toml", "-o", "runs/windows", *settings).returncode == 0

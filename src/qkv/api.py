@@ -10,11 +10,11 @@ from pathlib import Path
 
 from qkv import recipes
 from qkv.config import DataConfig, Recipe
-from qkv.data.prepare import Source, open_source
+from qkv.data.prepare import open_source
 from qkv.learn.evaluate import score_rows
 from qkv.learn.finish import finish, test_rows
 from qkv.learn.metrics import Scores
-from qkv.learn.session import Session, open_session
+from qkv.learn.session import Session, check_recipe, open_session
 from qkv.learn.train import Report
 from qkv.predict import Predictor, load_predictor
 from qkv.run import Run
@@ -35,6 +35,7 @@ def load(run: str | PathLike[str]) -> Predictor:
 @contextmanager
 def training(recipe: Recipe, output: Path, say: Say = _silent) -> Iterator[Session]:
     """A training in a folder, begun or resumed, with the folder locked. `session.reports()` does the work."""
+    check_recipe(recipe)
     with Run(output).lock():
         yield open_session(recipe, output, say)
 
@@ -44,15 +45,21 @@ def train(
     output: str | PathLike[str] | None = None,
     *,
     settings: list[str] | None = None,
+    say: Say = _silent,
     on_report: Callable[[Report], None] = lambda report: None,
 ) -> Predictor:
     """Train a recipe (a name, a TOML file or a Recipe) in a folder (default runs/NAME), or go on where it stopped; and
-    load what came out. `settings` are dotted, as `train.epochs=2`."""
+    load what came out. `settings` are dotted, as `train.epochs=2`; `say` is told, in sentences, what is being done and
+    what to know (`say=print`)."""
+    if isinstance(recipe, Recipe) and settings:
+        raise UserError("settings are for a recipe's name or file; a Recipe is changed by its replace()")
     resolved = recipe if isinstance(recipe, Recipe) else recipes.resolve(os.fspath(recipe), settings or ())
     if isinstance(recipe, Recipe) and output is None:
         raise UserError("output: say where the run goes, for example output='runs/mine'")
     folder = Path(output) if output is not None else default_output(os.fspath(recipe))  # type: ignore[arg-type]
-    with training(resolved, folder) as session:
+    with training(resolved, folder, say) as session:
+        for note in session.notes:
+            say(f"note: {note}")
         for report in session.reports():
             on_report(report)
         finish(session)
@@ -74,14 +81,10 @@ def evaluate(run: str | PathLike[str], data: str | None = None, say: Say = _sile
     if data is None:
         if own is None:
             raise UserError(f"{path}: has no recipe.toml that says what to evaluate on; give --data FILE")
-        return score_rows(predictor, test_rows(open_source(own.data, say)))
-    source = open_source(_other_data(own, data), say)
-    return score_rows(predictor, ((source.label_of(row), row) for _, row in source.rows()))
-
-
-def _other_data(own: Recipe | None, data: str) -> DataConfig:
+        source = open_source(own.data, say)
+        if source.data_hash != Run(path).data_hash():
+            raise UserError(f"{path}: its data has changed since, so its test rows are others; give --data FILE")
+        return score_rows(predictor, test_rows(source), say)
     settings = own.data if own is not None else DataConfig()
-    return settings.replace(corpus=data, validation="split", test="split")
-
-
-__all__ = ["Source", "default_output", "evaluate", "load", "train", "training"]
+    source = open_source(settings.replace(corpus=data, validation="split", test="split", group="none"), say)
+    return score_rows(predictor, ((source.label_of(row), row) for _, row in source.rows()), say)

@@ -159,11 +159,13 @@ def _label_number(predictor: Predictor, text: str, label: str | None) -> int:
 def _read(predictor: Predictor, text: str) -> list[tuple[Encoded, list[Span]]]:
     """The text as the model reads it, in one piece or in windows, and which characters each token stands for."""
     limit, tokenizer = predictor.limit(), predictor.tokenizer
-    (whole,), spans = tokenizer.encode([text]), tokenizer.spans(text)
+    literal = predictor.reading.trained
+    (whole,), spans = tokenizer.encode([text], literal=literal), tokenizer.spans(text, literal=literal)
     if limit is None or len(whole.ids) <= limit:
         return [(whole, spans)]
     if not predictor.reading.windows:
-        return [(tokenizer.encode([text], limit)[0], tokenizer.spans(text, limit))]
+        cut = tokenizer.encode([text], limit, literal=literal)[0]
+        return [(cut, tokenizer.spans(text, limit, literal=literal))]
     frame = tokenizer.frame(pair=False)
     before, after = len(frame.before), len(frame.after)
     last = len(whole.ids) - after

@@ -17,6 +17,7 @@ from qkv.exchange.hf import read_model, write_model
 from qkv.exchange.names import carried
 from qkv.exchange.written import Written
 from qkv.model.transformer import EncoderDecoder, Model
+from qkv.run import Run
 from qkv.schema import UserError
 
 TOKENIZER_FILES = (
@@ -46,6 +47,8 @@ class Certificate:
 
 def export_hf(run: Path, target: Path) -> Certificate:
     """Write the model in `run` as a Hugging Face folder. It is loaded and compared before the folder appears."""
+    if Run(run).begun:
+        Run(run).check()
     source = open_folder(run)
     model, config = read_model(source)
     written = write_model(model.eval(), config, carried(source.config, config))

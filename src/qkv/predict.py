@@ -20,6 +20,7 @@ from torch import Tensor
 from qkv.config import ModelConfig
 from qkv.data.examples import windows
 from qkv.decode import greedy
+from qkv.disk import MANIFEST
 from qkv.exchange.folder import open_folder
 from qkv.exchange.hf import read_model
 from qkv.exchange.names import Names, names_of
@@ -28,7 +29,7 @@ from qkv.model.heads import POOLS
 from qkv.model.transformer import Decoder, Encoder, EncoderDecoder, Model
 from qkv.run import WEIGHTS, Run
 from qkv.schema import UserError, listed
-from qkv.text.tokenizer import Encoded, Tokenizer
+from qkv.text.tokenizer import Encoded, Side, Tokenizer
 
 BATCH_TOKENS = 8192  # of one forward pass, padding counted
 USUAL_ANSWER = 64  # tokens of a continuation or translation, unless asked otherwise
@@ -71,6 +72,7 @@ class Reading:
     length: int | None = None  # most tokens in one piece
     windows: bool = False  # a longer text is read in overlapping windows, not cut
     pairs: bool = False  # every text is a pair
+    trained: bool = False  # by us: what looks like a special token in a text is text, as it was in training
     temperature: float = 1.0  # by which its scores were divided already
 
 
@@ -191,7 +193,9 @@ class Predictor:
     ) -> list[T]:
         """Answers in the order of the texts. `room` is how many tokens must still fit after a text; such a text is cut
         on the left: its end matters more."""
-        encoded = self.tokenizer.encode(texts, self.limit(room), cut="left" if room else "right")
+        side: Side = "left" if room else "right"
+        literal = self.reading.trained and self.config.head in ("none", "classes", "grade")
+        encoded = self.tokenizer.encode(texts, self.limit(room), cut=side, literal=literal)
         for number, one in enumerate(encoded, 1):
             if not one.ids:
                 raise UserError(f"text {number} is empty: this model needs at least one token to go on from")
@@ -247,10 +251,15 @@ class Predictor:
 
     def _judge(self, texts: Sequence[Text], seen: Callable[[int], None]) -> list[Prediction]:
         """A label with probabilities, or a grade: by the mean of the scores, where a text was read in windows."""
+        for number, text in enumerate(texts, 1):
+            if self.reading.trained and isinstance(text, tuple) != self.reading.pairs:
+                wanted = "a pair of texts" if self.reading.pairs else "one text"
+                raise UserError(f"text {number}: this model was trained to judge {wanted} at a time")
         if self.reading.windows:
             owners, encoded = self._pieces(texts)
         else:
-            owners, encoded = list(range(len(texts))), self.tokenizer.encode(texts, self.limit())
+            encoded = self.tokenizer.encode(texts, self.limit(), literal=self.reading.trained)
+            owners = list(range(len(texts)))
         scores = self._answers([texts[owner] for owner in owners], encoded, self._scores, seen)
         pieces: list[list[int]] = [[] for _ in texts]
         for number, owner in enumerate(owners):
@@ -337,8 +346,10 @@ def load_predictor(path: Path) -> Predictor:
     tokenizer = Tokenizer.from_file(folder.tokenizer) if folder.tokenizer else None
     reading = Reading()
     if recipe is not None:
-        data, facts = recipe.data, run.facts()
-        reading = Reading(data.length, data.long == "windows", data.pair != "none", facts.get("temperature", 1.0))
+        data, temperature = recipe.data, run.facts().get("temperature", 1.0)
+        if not isinstance(temperature, float) or not 0.01 <= temperature <= 100:
+            raise UserError(f"{path / MANIFEST}: temperature {str(temperature)[:40]} must be between 0.01 and 100")
+        reading = Reading(data.length, data.long == "windows", data.pair != "none", True, temperature)
     return Predictor(model, config, tokenizer, names_of(folder, config), reading)
 
 

@@ -34,7 +34,7 @@ RECIPE, METRICS, CARD, WEIGHTS = "recipe.toml", "metrics.jsonl", "README.md", "m
 KEPT = 2  # newest checkpoints, beside that of the best model
 MAY_CHANGE = ("train.report_every", "train.eval_every", "train.save_every")  # on resume
 PARTS = (WEIGHTS, "optimiser.safetensors", "progress.json")  # of a checkpoint
-_STEP = re.compile(r"step-(\d+)")
+_STEP = re.compile(r"step-(0|[1-9]\d{0,15})")
 _LEFT_IN_ROOT = re.compile(r"\.[\w.]+\.(json|jsonl|toml|md|safetensors|png)\.(new|tmp-\d+)")  # by a process killed
 _LEFT_IN_CHECKPOINTS = re.compile(r"step-\d+\.tmp-\d+")
 
@@ -92,7 +92,7 @@ class Run:
     def recipe(self) -> Recipe | None:
         """The recipe that was begun with; None where nothing was begun."""
         file = self.path / RECIPE
-        return Recipe.read(read_toml(file), str(file)) if file.exists() else None
+        return Recipe.read(read_toml(file), str(file)) if os.path.exists(file) else None  # noqa: PTH110
 
     def begin(self, recipe: Recipe, files: Mapping[str, bytes], data_hash: str) -> None:
         """Write what does not change: the resolved recipe and the tokenizer. A model and a card must be made anew."""
@@ -109,7 +109,9 @@ class Run:
 
     def _check_place(self, content: Mapping[str, bytes]) -> None:
         """What lies there and is not ours is not written over."""
-        for name in (*content, "config.json", WEIGHTS, CARD):
+        if self.checkpoints():
+            raise UserError(f"{self.path}: holds checkpoints, but is no run; choose another place with -o")
+        for name in (*content, "config.json", WEIGHTS, CARD, METRICS, "curves.png"):
             file = self.path / name
             if os.path.lexists(file) and (name not in content or file.read_bytes() != content[name]):
                 raise UserError(f"{file}: is there already, in a folder that is no run; choose another place with -o")
@@ -120,7 +122,7 @@ class Run:
 
     @property
     def begun(self) -> bool:
-        return (self.path / disk.MANIFEST).exists()
+        return os.path.exists(self.path / disk.MANIFEST)  # noqa: PTH110  (Path raises where a name is too long)
 
     def replace_model(self, written: Written, *, step: int, temperature: float) -> None:
         """Put a new model in the root, in one step: whoever reads meanwhile gets the old one or the new one."""
@@ -246,8 +248,8 @@ class Run:
         return None, passed_over
 
     def check_room(self, tensors: Mapping[str, Tensor]) -> None:
-        """Refuse before the first step what a full disk would stop later: room for two checkpoints and two models."""
-        needed = 8 * sum(tensor.nbytes for tensor in tensors.values())
+        """Refuse before the first step what a full disk would stop later: room for four checkpoints and two models."""
+        needed = 14 * sum(tensor.nbytes for tensor in tensors.values())
         free = shutil.disk_usage(self.path).free
         if free < needed:
             sizes = f"{needed / 2**20:,.0f} MiB are needed for checkpoints and {free / 2**20:,.0f} MiB are free"

@@ -135,6 +135,11 @@ def _value(text: str) -> Any:
     return table["value"] if len(table) == 1 else text
 
 
+def fits_a_line(name: str) -> bool:
+    """Whether a name can be printed on one line: a label from a table, or from a stranger's config."""
+    return name.isprintable() and 0 < len(name) <= 200
+
+
 def listed(values: Iterable[Any]) -> str:
     return ", ".join(str(value) for value in values)
 

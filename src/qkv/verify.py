@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from qkv import disk
-from qkv.learn.session import fresh_model, open_run_data, written_model
+from qkv.learn.session import open_run_data, restore_root, same_tokenizer
 from qkv.learn.train import Progress
 from qkv.run import RECIPE, WEIGHTS, Run
 from qkv.schema import UserError
@@ -80,14 +80,12 @@ def _rebuild(run: Run) -> list[str]:
     prepared, files = open_run_data(recipe)
     if prepared.data_hash != checkpoint.fingerprint["data"]:
         raise UserError(f"{run.path}: the data has changed since this run was begun, so its root cannot be made anew")
+    if not any("tokenizer" in sentence for sentence in run.problems()):
+        same_tokenizer(run, files)
     run.begin(recipe, files, prepared.data_hash)
     if not best:
         return [f"{run.path}: its root was made anew; its first model is written at its first evaluation"]
-    kept = run.load(best)
-    model = fresh_model(recipe)
-    model.load_state_dict(kept.weights)
-    temperature = Progress(**kept.progress).temperature
-    run.replace_model(written_model(model, recipe, prepared.labels, temperature), step=best, temperature=temperature)
+    restore_root(run, recipe, prepared.labels, best)
     return [f"{run.path}: its model was made anew from step {best}; its card is written when it is trained again"]
 
 
@@ -121,11 +119,13 @@ def crash_test(command: Sequence[str], folder: Path, kills: int, seed: int) -> I
     whole, run, saved = folder / "whole", Run(folder / "killed"), 0
     _run_to_end([*command, "-o", str(whole)])
     steps = _reached(Run(whole))
+    lines = Run(whole).metrics()
+    pause = float(lines[-1]["seconds"]) / len(lines)  # between two reports
     for number in range(kills):
         share = int(stream(seed, "order", number).random_raw() >> 11) / 2**53
         how = signal.SIGTERM if number % 2 else signal.SIGKILL
         goal = saved + 1 + int(share * (steps - saved - 1) / (kills - number))
-        if _killed([*command, "-o", str(run.path)], how, run, goal):
+        if _killed([*command, "-o", str(run.path)], how, run, goal, share * pause):
             break  # it came to its end first
         saved = next((step for step in run.checkpoints() if not run.problems_of(step)), 0)
         yield Kill(number + 1, how.name, _reached(run), saved)
@@ -162,12 +162,15 @@ def _run_to_end(command: Sequence[str]) -> None:
         raise UserError(f"the training itself failed:\n{result.stderr[-2000:]}")
 
 
-def _killed(command: Sequence[str], how: signal.Signals, run: Run, step: int) -> bool:
-    """Let a training live until it has reported a step and kill it. True if it ended by itself before."""
+def _killed(command: Sequence[str], how: signal.Signals, run: Run, step: int, pause: float) -> bool:
+    """Let a training live until some seconds after it has reported a step, and kill it. True if it ended before."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=_environment())
     try:
         while process.poll() is None:
             if _reached(run) >= step:
+                time.sleep(pause)
+                if process.poll() is not None:
+                    return True
                 process.send_signal(how)
                 process.wait()
                 return False

@@ -22,6 +22,7 @@ def show_comparison(console: Console, paths: Sequence[Path], picture: Path | Non
     for run in runs:
         if not run.begun:
             raise UserError(f"{run.path}: is no run; a run is what `qkv train` writes")
+        run.check()
     table = Table(box=None, padding=(0, 1))
     for name in ("run", "steps", "minutes", "tokens/s", "best step", "validation loss", "validation accuracy", ""):
         table.add_column(name, justify="left" if name in ("run", "") else "right", no_wrap=True)
@@ -65,6 +66,8 @@ def _why(first: Run, other: Run) -> list[str]:
     checkpoints = [run.newest()[0] for run in (first, other)]
     if checkpoints[0] is not None and checkpoints[1] is not None:
         found += differences(checkpoints[0].fingerprint, checkpoints[1].fingerprint)
+    else:
+        found.append("one of them has no checkpoint, so data and machine are not compared")
     return found or ["the same recipe, data and machine: they must agree to the bit"]
 
 
@@ -85,13 +88,16 @@ def show_crash_test(console: Console, recipe: str, settings: Sequence[str], fold
         raise UserError(f"{folder}: is not empty; a crash test begins anew, so give it a new place with -o")
     say(f"training {recipe} once in peace, then with {kills} deaths, in {folder}")
     console.print(f"{'death':>5}  {'by':<8} {'step reported':>14} {'goes on from':>13}", highlight=False)
+    deaths = 0
     for found in crash_test(this_command(recipe, settings), folder, kills, seed=0):
         if isinstance(found, Kill):
+            deaths += 1
             console.print(
                 f"{found.number:>5}  {found.signal:<8} {found.reached:>14,} {found.resumed_at:>13,}", highlight=False
             )
         else:
-            return _show_verdict(console, found)
+            console.print(f"{deaths} of {kills} deaths; the last life came to the end", highlight=False)
+            return _show_verdict(console, found) and deaths > 0
     return False
 
 

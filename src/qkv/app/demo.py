@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.padding import Padding
 
 from qkv import api, draw, recipes
@@ -46,7 +47,7 @@ def show_demo(console: Console, output: Path) -> int:
         f"Calibrated: scores divided by {temperature:.2f}, found on held-out reviews, "
         "so that 0.9 means right 9 times in 10."
     )
-    console.print(_next(output), highlight=False)
+    console.print(_next(escape(str(output))), highlight=False)
     return 0
 
 
@@ -61,7 +62,7 @@ def _show_figures(console: Console, scores: dict[str, Scores]) -> None:
     show_scores(console, scores, details=False)
 
 
-def _next(output: Path) -> str:
+def _next(output: str) -> str:
     return (
         f"\n[bold]Next[/bold]\n"
         f"  qkv predict {output} 'What a waste of a good cast.'    ask it anything\n"

@@ -1,4 +1,4 @@
-"""`qkv train`, `eval`, `compare`, `verify`, `crash-test`: what is shown while they work and when they are done."""
+"""`qkv train` and `eval`: what is shown while they work and when they are done."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -134,7 +135,7 @@ def show_scores(console: Console, scores: dict[str, Scores], *, details: bool = 
     for group, s in scores.items():
         interval = f"{s.interval[0]:.4f} to {s.interval[1]:.4f}"
         figures = (f"{s.accuracy:.4f}", interval, f"{s.f1:.4f}", f"{s.loss:.4f}", f"{s.ece:.4f}")
-        table.add_row(group, f"{s.rows:,}", *figures)
+        table.add_row(escape(group), f"{s.rows:,}", *figures)
     console.print(table)
     if not details:
         return
@@ -150,9 +151,9 @@ def _confusion(scores: Scores) -> Table:
     table = Table(box=None, padding=(0, 1))
     table.add_column("")
     for label in scores.labels:
-        table.add_column(label, justify="right")
+        table.add_column(escape(label), justify="right")
     for label, counts in zip(scores.labels, scores.confusion, strict=True):
-        table.add_row(label, *(f"{count:,}" for count in counts))
+        table.add_row(escape(label), *(f"{count:,}" for count in counts))
     return table
 
 

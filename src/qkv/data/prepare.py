@@ -1,8 +1,8 @@
 """From a recipe's data to stores on the disk: rows are split by hash, a tokenizer is trained on the training rows, and
 every row is tokenised once.
 
-Two passes over the files, neither of which keeps them in memory: the first counts labels and trains the tokenizer, the
-second tokenises, a thousand rows at a time on all cores.
+Several passes over the files, none of which keeps them in memory: one counts labels and trains the tokenizer, then each
+part is tokenised, a thousand rows at a time on all cores.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ import filelock
 
 from qkv import disk
 from qkv.config import DataConfig, TokenizerConfig
-from qkv.data.split import PARTS, Part, part_of
+from qkv.data.split import PARTS, Part, part_of, place_of
 from qkv.data.store import Store, Writer, open_store, read_facts
-from qkv.schema import UserError, listed
+from qkv.schema import UserError, fits_a_line, listed
 from qkv.text import catalog, corpus
 from qkv.text.corpus import Columns, Row
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.vocabulary import train_tokenizer
 
-VERSION = 1  # of all that decides what a store holds beside its inputs
+VERSION = 2  # of all that decides what a store holds beside its inputs
+HELD_BACK_BY = {"corpus": ("validation", "test"), "validation": ("test",), "test": ()}
 CHUNK = 1000  # rows tokenised at a time
 TRAINING_CHARACTERS = 100_000_000  # a tokenizer learns nothing more from more text
 Say = Callable[[str], None]
@@ -44,18 +45,30 @@ class Source:
     columns: Columns
     label_names: dict[str, str]
     data_hash: str
+    held: dict[str, frozenset[float]] = field(default_factory=dict, repr=False)  # places of rows in files of their own
 
-    def rows(self, wanted: Iterable[Part] = PARTS) -> Iterator[tuple[Part, Row]]:
-        """Every row with text and label, and the part it belongs to."""
+    def rows(self, wanted: Iterable[Part] = PARTS, left_out: list[Row] | None = None) -> Iterator[tuple[Part, Row]]:
+        """Every row, and the part it belongs to. A text that is in the test file is nowhere else, and one in the
+        validation file is not learnt from: the first such row is put into `left_out`, for a notice."""
         own = {name: name in self.files for name in ("validation", "test")}
         for name, files in self.files.items():
+            elsewhere = [self.held[other] for other in HELD_BACK_BY[name] if other in self.held]
             for row in corpus.rows(files, self.columns):
+                if elsewhere and any(place_of(row.text, row.pair) in places for places in elsewhere):
+                    if left_out is not None:
+                        left_out.append(row)
+                    continue
                 if name == "corpus":
                     part = part_of(row.text, row.pair, validation=not own["validation"], test=not own["test"])
                 else:
                     part = "validation" if name == "validation" else "test"
                 if part in wanted:
                     yield part, row
+
+    def must_be_unchanged(self) -> None:
+        """Data is hashed, then read, perhaps hours later: what was read must be what was hashed."""
+        if _data_hash(self.files, self.columns, self.label_names) != self.data_hash:
+            raise UserError(f"{listed(self.files['corpus'][:3])}: changed while it was being used; begin again")
 
     def label_of(self, row: Row) -> str | None:
         return None if row.label is None else self.label_names.get(row.label, row.label)
@@ -83,6 +96,7 @@ class _Tally:
     unlabelled: int = 0
     first_empty: str = ""
     first_unlabelled: str = ""
+    elsewhere: list[Row] = field(default_factory=list)  # rows that are also in a file that is held out
     first_of: dict[str, str] = field(default_factory=dict)  # label -> place of its first row
 
     def notes(self) -> list[str]:
@@ -91,6 +105,9 @@ class _Tally:
             said.append(f"{self.empty:,} rows have no text and are left out, first {self.first_empty}")
         if self.unlabelled:
             said.append(f"{self.unlabelled:,} rows have no label and are left out, first {self.first_unlabelled}")
+        if self.elsewhere:
+            place = self.elsewhere[0].place
+            said.append(f"{len(self.elsewhere):,} rows are also in a held-out file and are left out, first {place}")
         return said
 
 
@@ -108,8 +125,21 @@ def open_source(data: DataConfig, say: Say = lambda sentence: None) -> Source:
     for name in ("validation", "test"):
         if getattr(data, name) != "split":
             found[name] = catalog.locate(getattr(data, name), say)[0]
-    hashes = {name: corpus.fingerprint(paths) for name, paths in found.items()}
-    return Source(found, columns, names, _hash([hashes, asdict(columns), names]))
+    for one, other in (("corpus", "validation"), ("corpus", "test"), ("validation", "test")):
+        for path in found.get(other, ()):
+            if any(path.samefile(taken) for taken in found.get(one, ())):
+                raise UserError(f"data.{other}: {path} is also in data.{one}; a row must be in one of them only")
+    held = {
+        name: frozenset(place_of(row.text, row.pair) for row in corpus.rows(paths, columns))
+        for name, paths in found.items()
+        if name != "corpus"
+    }
+    return Source(found, columns, names, _data_hash(found, columns, names), held)
+
+
+def _data_hash(files: dict[str, list[Path]], columns: Columns, names: dict[str, str]) -> str:
+    hashes = {name: corpus.fingerprint(paths) for name, paths in files.items()}
+    return _hash([hashes, asdict(columns), names])
 
 
 def prepare(source: Source, wanted: TokenizerConfig, cache: Path, say: Say = lambda sentence: None) -> Prepared:
@@ -152,12 +182,13 @@ def _make(source: Source, wanted: TokenizerConfig, folder: Path, say: Say) -> No
                 _tokenise(source, part, tokenizer, labels, writer)
         facts = {"labels": labels, "counts": tally.counts, "notes": tally.notes()}
         (made / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
+        source.must_be_unchanged()
 
 
 def _training_texts(source: Source, tally: _Tally) -> Iterator[str]:
     """The training rows' texts for the tokenizer, as many as it needs; all rows are counted on the way."""
     given = 0
-    for part, row in source.rows():
+    for part, row in source.rows(left_out=tally.elsewhere):
         label = source.label_of(row)
         if not row.text.strip() and not (row.pair or "").strip():
             tally.empty += 1
@@ -181,7 +212,7 @@ def _tokenise(source: Source, part: Part, tokenizer: Tokenizer, labels: list[str
     while chunk := list(itertools.islice(rows, CHUNK)):
         texts = tokenizer.ids([row.text for row in chunk])
         seconds = tokenizer.ids([row.pair or "" for row in chunk]) if source.columns.pair else []
-        writer.add(texts, seconds, [number_of[source.label_of(row) or ""] for row in chunk])
+        writer.add(texts, seconds, [number_of.get(source.label_of(row) or "", -1) for row in chunk])
 
 
 def _is_whole(source: Source, row: Row) -> bool:
@@ -207,6 +238,10 @@ def _labels(source: Source, tally: _Tally) -> list[str]:
         only = next(iter(counted))
         found = f"only one label, {only!r}, in {sum(counted.values()):,} training rows"
         raise UserError(f"{where}: {found} of column {source.columns.label!r}; a classifier needs two at least")
+    for label in counted:
+        if not fits_a_line(label):
+            accepted = "at most 200 printable characters"
+            raise UserError(f"{tally.first_of[label]}: label {ascii(label)[:80]} is no name; accepted: {accepted}")
     rank = {name: number for number, name in enumerate(source.label_names.values())}
     whole = all(re.fullmatch(r"-?[0-9]{1,1000}", label) for label in counted)
     labels = sorted(counted, key=lambda label: (rank.get(label, len(rank)), int(label) if whole else 0, label))

@@ -11,7 +11,7 @@ from typing import Any
 
 from qkv.config import ModelConfig
 from qkv.exchange.folder import Folder
-from qkv.schema import UserError
+from qkv.schema import UserError, fits_a_line
 
 CARRIED = {  # keys of a config.json that go out again as they came: nothing that is run, nothing that changes numbers
     "pad_token_id", "bos_token_id", "eos_token_id", "sep_token_id", "cls_token_id", "decoder_start_token_id",
@@ -60,7 +60,7 @@ def labels_of(said: Mapping[str, Any], config: ModelConfig) -> tuple[str, ...]:
     """A name for each class: theirs, if they are different and fit on a line, else LABEL_0, LABEL_1, ..."""
     count, given = config.classes if config.head == "classes" else 0, said.get("id2label")
     found = [given.get(str(i)) for i in range(count)] if isinstance(given, dict) else []
-    names = [name for name in found if isinstance(name, str) and name.isprintable() and 0 < len(name) <= 200]
+    names = [name for name in found if isinstance(name, str) and fits_a_line(name)]
     return tuple(names) if len(set(names)) == count else tuple(f"LABEL_{i}" for i in range(count))
 
 

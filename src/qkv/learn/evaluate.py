@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,23 +58,29 @@ def _scores(model: Model, material: Material) -> tuple[NDArray[np.float64], NDAr
     return sums_RC / windows_R[:, None], material.store.labels_R.astype(np.int64)
 
 
-def score_rows(predictor: Predictor, rows: Iterable[tuple[str | None, Row]]) -> dict[str, metrics.Scores]:
+def score_rows(
+    predictor: Predictor, rows: Iterable[tuple[str | None, Row]], say: Callable[[str], None] = lambda sentence: None
+) -> dict[str, metrics.Scores]:
     """Scores of a finished model by the same road that `predict` takes: under "all", and by group where rows have one.
 
-    Each row comes with its label as the model names it.
+    Each row comes with its label as the model names it. Rows without text or label are left out, and `say` is told.
     """
+    left_out: list[str] = []
     names = predictor.names.labels
     number_of = {name: number for number, name in enumerate(names)}
     texts: list[str | tuple[str, str]] = []
     labels, groups = list[int](), list[str]()
     for label, row in rows:
         if label is None or not (row.text.strip() or (row.pair or "").strip()):
+            left_out.append(row.place)
             continue
         if label not in number_of:
             raise UserError(f"{row.place}: label {label!r} is not one this model knows; known: {listed(names)}")
         texts.append(row.text if row.pair is None else (row.text, row.pair))
         labels.append(number_of[label])
         groups.append(row.group or "")
+    if left_out:
+        say(f"note: {len(left_out):,} rows without text or label are left out, first {left_out[0]}")
     if not texts:
         raise UserError("no rows with text and label to evaluate on")
     shares_NC = np.array(

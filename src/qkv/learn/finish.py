@@ -21,11 +21,14 @@ def finish(session: Session) -> dict[str, Scores] | None:
         return None
     scores = None
     if sum(session.prepared.counts["test"].values()):
+        session.source.must_be_unchanged()
         scores = score_rows(load_predictor(run.path), test_rows(session.source))
     if not run.is_done():
         architecture = run.architecture()
         with run.writing("the card"):
-            run.write_card(write_card(run.path.name, session.recipe, session.prepared, progress, architecture, scores))
+            run.write_card(
+                write_card(run.path.resolve().name, session.recipe, session.prepared, progress, architecture, scores)
+            )
     return scores
 
 

@@ -6,11 +6,12 @@ The same call begins and resumes. What is on the disk after any instant is enoug
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
 
 from qkv import runtime
@@ -83,9 +84,9 @@ def open_session(recipe: Recipe, path: Path, say: Say = lambda sentence: None) -
     recipe = recipe.replace(runtime={"threads": runtime.start(threads)})
     source = open_source(recipe.data, say)
     prepared = prepare(source, recipe.tokenizer, cache_folder(), say)
-    recipe = finished_recipe(recipe, prepared)
+    recipe = finished_recipe(recipe, source, prepared)
     if before is not None:
-        _must_agree(run, before, recipe, prepared.data_hash)
+        _must_agree(run, before, recipe, prepared)
     model = fresh_model(recipe)
     train_part, validation = (
         build_material(recipe, store, prepared.tokenizer, len(prepared.labels))
@@ -115,15 +116,31 @@ def open_run_data(recipe: Recipe) -> tuple[Prepared, dict[str, bytes]]:
 
 
 def fingerprint_of(prepared: Prepared) -> dict[str, Any]:
-    """Everything outside the recipe that changes the last bits: the machine, and the data."""
-    return {**runtime.fingerprint(), "data": prepared.data_hash}
+    """Everything outside the recipe that changes the last bits: the machine, the tokenizer's library, the data."""
+    return {**runtime.fingerprint(), "tokenizers": tokenizers.__version__, "data": prepared.data_hash}
 
 
-def finished_recipe(recipe: Recipe, prepared: Prepared) -> Recipe:
-    """The recipe with what only the data can tell: vocabulary, labels."""
-    model = recipe.model
+def check_recipe(recipe: Recipe) -> None:
+    """What can be told before any data is read."""
     if recipe.task != "classify":
         raise UserError(f"task = {recipe.task!r}: cannot be trained in this version; accepted: classify")
+    model, length = recipe.model, recipe.data.length
+    if model.positions == "learned" and model.context < length:
+        raise UserError(
+            f"data.length = {length} is more than model.context = {model.context}; make them fit, for example "
+            f"data.length={model.context}"
+        )
+    if recipe.train.batch_tokens < length:
+        raise UserError(f"train.batch_tokens = {recipe.train.batch_tokens}: must hold a text of data.length = {length}")
+    try:
+        recipe.to_toml().encode()
+    except UnicodeEncodeError:
+        raise UserError("the recipe holds half a character (a lone surrogate); accepted: UTF-8 text") from None
+
+
+def finished_recipe(recipe: Recipe, source: Source, prepared: Prepared) -> Recipe:
+    """The recipe with what only the data can tell: columns and label names of a catalogue entry, vocabulary, labels."""
+    model = recipe.model
     size = prepared.tokenizer.size
     if model.vocabulary not in (0, size) and model.preset == "none":
         raise UserError(f"model.vocabulary = {model.vocabulary}, but the tokenizer has {size} tokens; accepted: 0")
@@ -131,21 +148,15 @@ def finished_recipe(recipe: Recipe, prepared: Prepared) -> Recipe:
     changed = {"vocabulary": size, "head": "classes", "classes": len(prepared.labels)}
     if pair and model.family == "encoder" and model.segments < 2:
         changed["segments"] = 2
-    full = model.replace(**changed)
-    length = recipe.data.length
-    if full.positions == "learned" and full.context < length:
-        raise UserError(
-            f"data.length = {length} is more than model.context = {full.context}; make them fit, for example "
-            f"data.length={full.context}"
-        )
-    if recipe.train.batch_tokens < length:
-        raise UserError(f"train.batch_tokens = {recipe.train.batch_tokens}: must hold a text of data.length = {length}")
-    return recipe.replace(model=full.model_dump())
+    columns = {role: name or "none" for role, name in asdict(source.columns).items()}
+    names = ", ".join(f"{raw}={name}" for raw, name in source.label_names.items()) or "none"
+    data = recipe.data.replace(**columns, label_names=names)
+    return recipe.replace(model=model.replace(**changed).model_dump(), data=data.model_dump())
 
 
-def _must_agree(run: Run, before: Recipe, now: Recipe, data_hash: str) -> None:
-    """A run goes on with the data and the recipe it was begun with, or not at all."""
-    if before.data == now.data and run.data_hash() != data_hash:
+def _must_agree(run: Run, before: Recipe, now: Recipe, prepared: Prepared) -> None:
+    """A run goes on with the data, the recipe and the tokenizer it was begun with, or not at all."""
+    if before.data == now.data and run.data_hash() != prepared.data_hash:
         raise UserError(f"{run.path}: the data has changed since this run was begun; it cannot go on with other data")
     differences = changes(before, now, ignore=MAY_CHANGE)
     if differences:
@@ -154,6 +165,14 @@ def _must_agree(run: Run, before: Recipe, now: Recipe, data_hash: str) -> None:
             f"{run.path}: was begun with another recipe:\n  {lines}\nOnly {', '.join(MAY_CHANGE)} may change; "
             "to begin anew choose another place with -o, or delete that folder"
         )
+    same_tokenizer(run, root_files(prepared, now))
+
+
+def same_tokenizer(run: Run, files: Mapping[str, bytes]) -> None:
+    """Another version of a library may make another tokenizer of the same data: every id would mean another word."""
+    for name, content in files.items():
+        if (run.path / name).read_bytes() != content:
+            raise UserError(f"{run.path / name}: is not what this version makes of the same data; begin anew elsewhere")
 
 
 def _notes(prepared: Prepared, learner: Learner) -> list[str]:
@@ -176,15 +195,41 @@ def _resume(session: Session) -> None:
         instead = f"the checkpoint of step {checkpoint.step:,} is used" if checkpoint else "training begins at step 0"
         session.notes.append(f"{wrong}; {instead}, and the damaged one is set aside as {run.set_aside(step).name}")
     if checkpoint is None:
-        run.cut_back(0)
+        _without_checkpoint(session)
         return
     then, now = checkpoint.fingerprint, fingerprint_of(session.prepared)
-    learner.model.load_state_dict(checkpoint.weights)
-    restore_optimiser(learner.optimiser, learner.model, checkpoint.optimiser)
-    learner.progress = Progress(**checkpoint.progress)
+    try:
+        learner.progress = Progress(**checkpoint.progress)
+        learner.model.load_state_dict(checkpoint.weights)
+        restore_optimiser(learner.optimiser, learner.model, checkpoint.optimiser)
+    except (TypeError, RuntimeError, KeyError) as error:
+        raise UserError(f"{run.folder_of(checkpoint.step)}: is of another model: {str(error)[:200]}") from None
     session.resumed_at = checkpoint.step
     run.cut_back(checkpoint.step)
+    best = learner.progress.best_step
+    if best and run.facts().get("step") != best and best in run.checkpoints():
+        restore_root(run, session.recipe, session.prepared.labels, best)  # a later model was never made sure of
     session.notes += [f"{sentence}: the last bits will differ" for sentence in runtime.differences(then, now)]
+
+
+def _without_checkpoint(session: Session) -> None:
+    """Nothing to go on from: a finished run is left as it is, any other begins at step 0."""
+    run, progress = session.run, session.learner.progress
+    if run.is_done():
+        progress.finished, progress.step = True, int(run.facts().get("step", 0))
+        session.resumed_at = progress.step
+        return
+    if run.metrics():
+        session.notes.append("no checkpoint is left, so training begins at step 0")
+    run.cut_back(0)
+
+
+def restore_root(run: Run, recipe: Recipe, labels: tuple[str, ...], step: int) -> None:
+    """Put the model of a checkpoint into the root, the same to the bit as it was there before."""
+    kept, model = run.load(step), fresh_model(recipe)
+    model.load_state_dict(kept.weights)
+    temperature = Progress(**kept.progress).temperature
+    run.replace_model(written_model(model, recipe, labels, temperature), step=step, temperature=temperature)
 
 
 def written_model(model: Model, recipe: Recipe, labels: tuple[str, ...], temperature: float) -> Written:

@@ -80,9 +80,15 @@ class Tokenizer:
         """The text of a tokenizer.json."""
         return self.inner.to_str(pretty=True)
 
-    def encode(self, texts: Sequence[Input], limit: int | None = None, *, cut: Side = "right") -> list[Encoded]:
+    def encode(
+        self, texts: Sequence[Input], limit: int | None = None, *, cut: Side = "right", literal: bool = False
+    ) -> list[Encoded]:
         """Ids of each text or pair of texts, special tokens added; one longer than `limit` is cut on that side, special
-        tokens kept. Of a pair the longer text is cut first."""
+        tokens kept. Of a pair the longer text is cut first. If `literal`, what looks like a special token is text."""
+        with self._as_text(literal):
+            return self._encode(texts, limit, cut)
+
+    def _encode(self, texts: Sequence[Input], limit: int | None, cut: Side) -> list[Encoded]:
         for number, text in enumerate(texts, 1):
             for part in (text,) if isinstance(text, str) else text:
                 check_text(part, number)
@@ -102,24 +108,30 @@ class Tokenizer:
         for number, text in enumerate(texts, 1):
             check_text(text, number)
         made: list[list[int]] = [[] for _ in texts]
-        self.inner.encode_special_tokens = True
-        try:
+        with self._as_text(True):
             for group in _groups(texts):
-                for (number, _), one in zip(
-                    group, self._encoded([part for _, part in group], around=False), strict=True
-                ):
+                parts = self._encoded([part for _, part in group], around=False)
+                for (number, _), one in zip(group, parts, strict=True):
                     made[number] += one.ids
-        finally:
-            self.inner.encode_special_tokens = False
         return made
 
-    def spans(self, text: str, limit: int | None = None) -> list[tuple[int, int]]:
+    @contextmanager
+    def _as_text(self, literal: bool) -> Iterator[None]:
+        """Meanwhile what looks like a special token is text, if `literal`."""
+        self.inner.encode_special_tokens = literal
+        try:
+            yield
+        finally:
+            self.inner.encode_special_tokens = False
+
+    def spans(self, text: str, limit: int | None = None, *, literal: bool = False) -> list[tuple[int, int]]:
         """From which character of the text to which each id of `encode` reaches; (0, 0) for special tokens."""
         check_text(text, 1)
-        made = guarded(lambda: self.inner.encode(text), CANNOT)
-        if limit is not None and len(made.ids) > limit:
-            with self._cutting([text], limit, "right"):
-                made = guarded(lambda: self.inner.encode(text), CANNOT)
+        with self._as_text(literal):
+            made = guarded(lambda: self.inner.encode(text), CANNOT)
+            if limit is not None and len(made.ids) > limit:
+                with self._cutting([text], limit, "right"):
+                    made = guarded(lambda: self.inner.encode(text), CANNOT)
         return made.offsets
 
     def frame(self, pair: bool) -> Frame:
