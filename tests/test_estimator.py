@@ -326,7 +326,7 @@ def test_empty_texts_are_left_out_and_said() -> None:
 
 def test_the_named_recipe_is_taken(tmp_path: Path) -> None:
     settings = ["train.steps=1", "runtime.threads=1"]
-    classifier = TransformerClassifier(settings=settings, output=tmp_path).fit(X, Y)
+    classifier = TransformerClassifier("reviews-quick", settings=settings, output=tmp_path).fit(X, Y)
     assert classifier.predictor_.reading.length == 256
     assert "vocab_size = 16000" in (tmp_path / "recipe.toml").read_text()
 

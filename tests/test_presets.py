@@ -22,6 +22,7 @@ from qkv.runtime import memory_bytes
 from qkv.schema import UserError
 
 KNOWN = ", ".join(presets.names())
+SOURCES = ", ".join([*recipes.names(), *presets.names()])
 
 SIZES = {  # width, heads, layers, feedforward, vocabulary, as printed in the paper or released with it
     "bart-base": (768, 12, 6, 3072, 50265),
@@ -175,8 +176,8 @@ def test_a_file_needs_no_toml_ending(tmp_path: Path) -> None:
 
 
 def test_a_source_that_is_nothing_names_the_nearest_preset() -> None:
-    assert refused("gpt3") == f"gpt3: neither a recipe, a preset nor a TOML file; did you mean gpt2? known: {KNOWN}"
-    assert refused("zzzz") == f"zzzz: neither a recipe, a preset nor a TOML file; known: {KNOWN}"
+    assert refused("gpt3") == f"gpt3: neither a recipe, a preset nor a TOML file; did you mean gpt2? known: {SOURCES}"
+    assert refused("zzzz") == f"zzzz: neither a recipe, a preset nor a TOML file; known: {SOURCES}"
     assert refused("zzzz.toml") == "zzzz.toml: no such file; a recipe is a TOML file"
 
 

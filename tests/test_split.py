@@ -114,7 +114,8 @@ def test_the_order_and_number_of_rows_do_not_matter(tmp_path: Path) -> None:
 def test_files_of_their_own_are_their_part_whole(tmp_path: Path) -> None:
     corpus, other = str(write(tmp_path / "r.csv", TEXTS[:1000])), str(write(tmp_path / "v.csv", TEXTS[1000:1300]))
     expected = {"train": 1000, "validation": 300, "test": 300}
-    both = open_source(DataConfig(corpus=corpus, validation=other, test=other))
+    third = str(write(tmp_path / "t.csv", TEXTS[1300:1600]))
+    both = open_source(DataConfig(corpus=corpus, validation=other, test=third))
     assert Counter(part for part, _ in both.rows()) == expected
     assert {part: len(list(both.rows([part]))) for part in PARTS} == expected
     one = Counter(part for part, _ in open_source(DataConfig(corpus=corpus, validation=other)).rows())

@@ -219,7 +219,7 @@ def _without_checkpoint(session: Session) -> None:
         progress.finished, progress.step = True, int(run.facts().get("step", 0))
         session.resumed_at = progress.step
         return
-    if run.metrics():
+    if run.metrics() and not any("training begins at step 0" in note for note in session.notes):
         session.notes.append("no checkpoint is left, so training begins at step 0")
     run.cut_back(0)
 
