@@ -239,7 +239,18 @@ def test_scores_are_plain_finite_json_also_where_a_label_had_probability_0() -> 
     found = metrics.score(np.array([[1.0, 0.0], [0.5, 0.5]], np.float32), [1, 0], ["bad", "good"])
     table = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert table == found.to_json()
-    assert list(table) == ["rows", "accuracy", "f1", "loss", "ece", "interval", "labels", "confusion", "bins", "raw_bins"]
+    assert list(table) == [
+        "rows",
+        "accuracy",
+        "f1",
+        "loss",
+        "ece",
+        "interval",
+        "labels",
+        "confusion",
+        "bins",
+        "raw_bins",
+    ]
     assert (table["rows"], table["accuracy"], table["labels"]) == (2, 0.5, ["bad", "good"])
     assert table["confusion"] == [[1, 0], [1, 0]]
     assert table["interval"] == pytest.approx([0.0945, 0.9055], abs=5e-5)
