@@ -16,8 +16,8 @@ demo: .venv/qkv.done  ## The main job, on this machine, now
 test: .venv/dev.done  ## The tests (under 6 minutes on 2 cores)
 	$(BIN)/pytest -n 2 -m "not real and not slow and not faults"
 
-real: .venv/dev.done  ## The proofs with real weights and data (package index, QKV_DATA)
-	$(BIN)/pytest -m real
+real: .venv/dev.done  ## The proofs with real weights and data (package index, QKV_DATA), and the slow ones
+	$(BIN)/pytest -m "real or slow"
 
 faults: .venv/dev.done  ## Processes killed at every place, and runs that end alike (under 8 minutes on 2 cores)
 	$(BIN)/pytest -m faults
