@@ -3,7 +3,7 @@
     make bench        (or: .venv/bin/python benchmarks/training_speed.py --rounds 12 --steps 4 [--data reviews.csv])
 
 All have 4 layers, 256 wide, 4 heads, feed-forward 1,024, 8,000 pieces, BERT's parts, the same number of weights, the
-same threads and allocator settings, and read the same reviews cut to --length tokens. A turn is some whole optimiser steps:
+same threads and allocator settings, and read the same reviews cut to --length tokens. A turn is some optimiser steps:
 collate, forward, backward, clip to norm 1, AdamW, learning rate. Padding is never counted as a token.
 
 - qkv: the generator that `qkv train` runs, 4,096 tokens a step, dropout 0.1 on hidden states, deterministic kernels.
