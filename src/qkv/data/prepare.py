@@ -47,16 +47,18 @@ class Source:
     data_hash: str
     held: dict[str, frozenset[float]] = field(default_factory=dict, repr=False)  # places of rows in files of their own
 
-    def rows(self, wanted: Iterable[Part] = PARTS, left_out: list[Row] | None = None) -> Iterator[tuple[Part, Row]]:
+    def rows(
+        self, wanted: Iterable[Part] = PARTS, left_out: Callable[[Row], None] | None = None
+    ) -> Iterator[tuple[Part, Row]]:
         """Every row, and the part it belongs to. A text that is in the test file is nowhere else, and one in the
-        validation file is not learnt from: the first such row is put into `left_out`, for a notice."""
+        validation file is not learnt from: `left_out` is told of each such row."""
         own = {name: name in self.files for name in ("validation", "test")}
         for name, files in self.files.items():
             elsewhere = [self.held[other] for other in HELD_BACK_BY[name] if other in self.held]
             for row in corpus.rows(files, self.columns):
                 if elsewhere and any(place_of(row.text, row.pair) in places for places in elsewhere):
                     if left_out is not None:
-                        left_out.append(row)
+                        left_out(row)
                     continue
                 if name == "corpus":
                     part = part_of(row.text, row.pair, validation=not own["validation"], test=not own["test"])
@@ -96,7 +98,8 @@ class _Tally:
     unlabelled: int = 0
     first_empty: str = ""
     first_unlabelled: str = ""
-    elsewhere: list[Row] = field(default_factory=list)  # rows that are also in a file that is held out
+    elsewhere: int = 0  # rows that are also in a file that is held out
+    first_elsewhere: str = ""
     first_of: dict[str, str] = field(default_factory=dict)  # label -> place of its first row
 
     def notes(self) -> list[str]:
@@ -106,9 +109,13 @@ class _Tally:
         if self.unlabelled:
             said.append(f"{self.unlabelled:,} rows have no label and are left out, first {self.first_unlabelled}")
         if self.elsewhere:
-            place = self.elsewhere[0].place
-            said.append(f"{len(self.elsewhere):,} rows are also in a held-out file and are left out, first {place}")
+            found = f"{self.elsewhere:,} rows are also in a held-out file"
+            said.append(f"{found} and are left out, first {self.first_elsewhere}")
         return said
+
+    def note_elsewhere(self, row: Row) -> None:
+        self.elsewhere += 1
+        self.first_elsewhere = self.first_elsewhere or row.place
 
 
 def open_source(data: DataConfig, say: Say = lambda sentence: None) -> Source:
@@ -155,7 +162,7 @@ def prepare(source: Source, wanted: TokenizerConfig, cache: Path, say: Say = lam
             wrong = disk.problems(folder) if folder.exists() else []
             if wrong:
                 say(f"{wrong[0]}; made anew")
-                _remove(folder)
+                disk.remove_folder(folder)
             if not folder.exists():
                 _make(source, wanted, folder, say)
     except OSError as error:
@@ -188,7 +195,7 @@ def _make(source: Source, wanted: TokenizerConfig, folder: Path, say: Say) -> No
 def _training_texts(source: Source, tally: _Tally) -> Iterator[str]:
     """The training rows' texts for the tokenizer, as many as it needs; all rows are counted on the way."""
     given = 0
-    for part, row in source.rows(left_out=tally.elsewhere):
+    for part, row in source.rows(left_out=tally.note_elsewhere):
         label = source.label_of(row)
         if not row.text.strip() and not (row.pair or "").strip():
             tally.empty += 1
@@ -260,12 +267,6 @@ def _open(source: Source, folder: Path) -> Prepared:
     return Prepared(
         tokenizer, tuple(facts["labels"]), train, validation, facts["counts"], facts["notes"], source.data_hash
     )
-
-
-def _remove(folder: Path) -> None:
-    for file in folder.iterdir():
-        file.unlink()
-    folder.rmdir()
 
 
 def _column(name: str) -> str | None:

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from qkv.disk import sync
 from qkv.schema import UserError
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
@@ -231,9 +232,9 @@ def write_folder(
             if last is not None:
                 (temporary / "README.md").write_text(last(temporary), encoding="utf-8")
             for part in (*temporary.iterdir(), temporary):
-                _sync(part)
+                sync(part)
             temporary.rename(target)  # also onto an empty folder, in one step
-            _sync(target.parent)
+            sync(target.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)  # after the rename there is nothing of that name
     except (OSError, SafetensorError) as error:
@@ -265,12 +266,3 @@ def _fill(folder: Path, files: Mapping[str, bytes], tensors: Mapping[str, Tensor
     weights = folder / WEIGHTS
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, weights, {"format": "pt"})
     weights.chmod((folder / CONFIG).stat().st_mode)  # safetensors makes a file that only its owner may read
-
-
-def _sync(path: Path) -> None:
-    """Wait until a file or a folder's list of files is on the disk."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
