@@ -88,7 +88,8 @@ def read(path: Path) -> Measured:
 
 def tokenise(path: Path) -> Measured:
     from qkv.config import DataConfig, TokenizerConfig
-    from qkv.data.prepare import open_source, prepare
+    from qkv.data.prepare import prepare
+    from qkv.data.source import open_source
 
     before, start = highest_memory(), time.perf_counter()
     source = open_source(DataConfig(corpus=str(path)))

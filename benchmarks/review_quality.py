@@ -32,7 +32,7 @@ from table import head, row, say
 
 from qkv import api
 from qkv.config import DataConfig, Recipe
-from qkv.data.prepare import open_source
+from qkv.data.source import open_source
 from qkv.data.split import PARTS
 from qkv.learn import metrics
 from qkv.learn.metrics import Scores
@@ -133,7 +133,10 @@ def keras_recipe(data: DataConfig) -> Recipe:
 
 def of_run(folder: Path) -> tuple[dict[str, Scores], float]:
     lines = Run(folder).metrics()
-    return api.evaluate(folder), lines[-1]["seconds"] if lines else 0.0
+    scores = {group: found for group, found in api.evaluate(folder).items() if isinstance(found, Scores)}
+    if not scores:
+        raise UserError(f"{folder}: is no classifier; accepted: runs with task = 'classify' and labels")
+    return scores, lines[-1]["seconds"] if lines else 0.0
 
 
 def models(asked: argparse.Namespace, data: DataConfig) -> Iterator[tuple[str, dict[str, Scores], float]]:

@@ -19,6 +19,7 @@ from template_sentences import stories
 from qkv import api, recipes
 from qkv.config import Recipe
 from qkv.learn.finish import finish
+from qkv.learn.metrics import Scores
 from qkv.schema import UserError
 
 GROUP = "imdb"
@@ -29,11 +30,15 @@ def figures(recipe: Recipe, folder: Path) -> list[float]:
     with api.training(recipe, folder, say) as session:
         for report in session.reports():
             if report.evaluation is not None:
-                say(f"{folder}: step {report.step} of {report.steps}, {report.evaluation.accuracy:.4f} right")
+                say(
+                    f"{folder}: step {report.step} of {report.steps}, {report.evaluation.figures['accuracy']:.4f} right"
+                )
         scores = finish(session)
     if scores is None:
         raise UserError(f"{folder}: the recipe leaves no test rows to measure on")
     found = scores.get(GROUP, scores["all"])
+    if not isinstance(found, Scores):
+        raise UserError(f"{folder}: is no classifier; accepted: recipes with task = 'classify' and labels")
     told = [share for one in stories(api.load(folder)) for share in (one.raw, one.calibrated)]
     return [found.accuracy, found.ece, *told]
 

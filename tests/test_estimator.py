@@ -308,7 +308,7 @@ def test_wrong_input_is_named(texts: Any, labels: Any, sentence: str) -> None:
         ({"epochs": 0}, "train.epochs = 0: must be at least 1"),
         ({"random_state": -1}, "seed = -1: must be at least 0"),
         ({"validation": 1}, "validation = 1: must be at least 0 and below 1"),
-        ({"settings": ["task=fill"]}, "task = 'fill': cannot be trained in this version; accepted: classify"),
+        ({"settings": ["task=fill"]}, "task = 'fill': this estimator tells classes apart; accepted: task = 'classify'"),
     ],
 )
 def test_wrong_parameters_are_named_by_fit(parameters: dict[str, Any], sentence: str) -> None:

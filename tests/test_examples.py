@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from qkv.data.batch import Batch
+from qkv.data.batch import LabelBatch
 from qkv.data.examples import Examples, Hide, collate, cut_to, longest_first, windows, windows_of
 from qkv.data.store import Store
 from qkv.schema import UserError
@@ -42,7 +42,7 @@ def store_of(firsts: list[list[int]], seconds: list[list[int]] | None = None, la
 
 def all_of(
     store: Store, examples: Examples, frame: Frame, hide: Hide | None = None, weights: NDArray[np.float32] = ONE
-) -> Batch:
+) -> LabelBatch:
     numbers = np.arange(len(examples.rows_N))
     return collate(store, examples, numbers, frame, pad=TOKENIZER.pad, weights_C=weights, hide=hide)
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from qkv.config import DataConfig, TokenizerConfig
-from qkv.data.prepare import Prepared, open_source, prepare
+from qkv.data.prepare import Prepared, prepare
+from qkv.data.source import open_source
 from qkv.data.split import Part, part_of
 from qkv.data.store import Store
 from qkv.schema import UserError

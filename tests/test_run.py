@@ -30,7 +30,7 @@ def checkpoint(step: int) -> Checkpoint:
 def begun(path: Path) -> Run:
     run = Run(path)
     path.mkdir(exist_ok=True)
-    run.begin(Recipe(), {"tokenizer.json": b"{}"}, "hash of the data")
+    run.begin(Recipe(), {"tokenizer.json": b"{}"}, {"data": "hash of the data"})
     return run
 
 

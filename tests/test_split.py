@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from qkv.config import DataConfig
-from qkv.data.prepare import open_source
+from qkv.data.source import open_source
 from qkv.data.split import PARTS, part_of, place_of
 
 TEXTS = [f"film number {n}" for n in range(20_000)]

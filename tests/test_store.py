@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkv.config import DataConfig, TokenizerConfig
-from qkv.data.prepare import Prepared, open_source, prepare
+from qkv.data.prepare import Prepared, prepare
+from qkv.data.source import open_source
 from qkv.data.store import Store, Writer, open_store, read_facts
 from qkv.schema import UserError
 
@@ -25,7 +26,8 @@ CHILD = """
 import hashlib, json, sys, time
 from pathlib import Path
 from qkv.config import DataConfig, TokenizerConfig
-from qkv.data.prepare import open_source, prepare
+from qkv.data.prepare import prepare
+from qkv.data.source import open_source
 folder, corpus = Path(sys.argv[1]), sys.argv[2]
 source = open_source(DataConfig(corpus=corpus))
 (folder / f"ready-{sys.argv[3]}").touch()

@@ -16,7 +16,7 @@ from qkv.config import Recipe
 from qkv.data.store import Store
 from qkv.learn import metrics
 from qkv.learn.evaluate import Evaluation, evaluate
-from qkv.learn.material import Material, build_material
+from qkv.learn.material import Material, Texts, build_texts
 from qkv.learn.objectives import classify, label_scores
 from qkv.learn.train import Learner, Report, _judge, new_learner, train
 from qkv.model import build_model
@@ -27,10 +27,15 @@ from qkv.text.vocabulary import train_tokenizer
 
 LETTERS = "abcdefghijk"
 TOKENIZER = train_tokenizer([LETTERS], kind="characters", vocab_size=20, lowercase=True)
-Texts = list[tuple[str, int]]
+Rows = list[tuple[str, int]]
 
 
-def store_of(rows: Texts) -> Store:
+def texts(material: Material) -> Texts:
+    assert isinstance(material, Texts)
+    return material
+
+
+def store_of(rows: Rows) -> Store:
     ids = TOKENIZER.ids([text for text, _ in rows])
     starts = np.cumsum([0, *(len(one) for one in ids)]).astype(np.int64)
     flat = np.array([number for one in ids for number in one], np.uint32)
@@ -43,7 +48,7 @@ def words(n: int, seed: int, longest: int = 11) -> list[str]:
     return ["".join(dice.choices(LETTERS, k=dice.randint(1, longest))) for _ in range(n)]
 
 
-def labelled(texts: list[str]) -> Texts:
+def labelled(texts: list[str]) -> Rows:
     """A rule to learn: is there an a in it?"""
     return [(text, int("a" in text)) for text in texts]
 
@@ -56,10 +61,10 @@ def recipe(data: dict[str, Any] | None = None, model: dict[str, Any] | None = No
     return Recipe.read({"data": {"length": 64, **(data or {})}, "model": {**small, **(model or {})}, "train": train})
 
 
-def learner_of(choices: Recipe, rows: Texts, held: Texts | None = None, *, double: bool = False) -> Learner:
+def learner_of(choices: Recipe, rows: Rows, held: Rows | None = None, *, double: bool = False) -> Learner:
     classes = choices.model.classes
     model = build_model(choices.model, seed=choices.seed, dropout=choices.train.dropout)
-    parts = [build_material(choices, store_of(some), TOKENIZER, classes) for some in (rows, held or [])]
+    parts = [build_texts(choices, store_of(some), TOKENIZER, classes, None) for some in (rows, held or [])]
     return new_learner(model.double() if double else model, choices, *parts)
 
 
@@ -102,15 +107,15 @@ def test_the_gradient_is_that_of_the_weighted_mean_by_hand() -> None:
     rows = [("bc", 0), ("bcdef", 0), ("cde", 0), ("abcd", 1)]
     choices = recipe({"balance": "weights"}, batch_tokens=64, micro_batches=2, clip=0.0, steps=1, label_smoothing=0.2)
     learner = learner_of(choices, rows, double=True)
-    assert learner.train.weights_C.tolist() == pytest.approx([4 / 6, 4 / 2])
+    assert texts(learner.train).weights_C.tolist() == pytest.approx([4 / 6, 4 / 2])
     model = learner.model
     total = torch.zeros((), dtype=torch.float64)
     for number, (_, label) in enumerate(rows):
-        scores = label_scores(model, learner.train.collate(np.array([number])))[0]
+        scores = label_scores(model, texts(learner.train).collate(np.array([number])))[0]
         logs = scores - scores.logsumexp(0)
         loss = -(0.9 * logs[label] + 0.1 * logs[1 - label])  # smoothing 0.2 over two labels
-        total = total + float(learner.train.weights_C[label]) * loss
-    count = float(learner.train.weights_C[0]) * 3 + float(learner.train.weights_C[1])
+        total = total + float(texts(learner.train).weights_C[label]) * loss
+    count = float(texts(learner.train).weights_C[0]) * 3 + float(texts(learner.train).weights_C[1])
     total = total / count
     total.backward()
     expected = gradients(learner)
@@ -123,6 +128,7 @@ def test_the_gradient_is_that_of_the_weighted_mean_by_hand() -> None:
 def test_every_label_counts_alike_also_where_texts_are_read_in_windows() -> None:
     rows = [("abcdefghijk" * 4, 0), ("bc", 1), ("cd", 1)]
     material = learner_of(recipe({"balance": "weights", "long": "windows", "length": 12}), rows).train
+    assert isinstance(material, Texts)
     labels = material.store.labels_R[material.examples.rows_N]
     assert np.count_nonzero(labels == 0) > 4
     shares = [float(material.weights_C[labels[labels == label]].sum()) for label in (0, 1)]
@@ -137,11 +143,12 @@ def test_a_reported_loss_is_a_mean_over_examples_not_over_batches() -> None:
     learner = learner_of(choices, rows, double=True)
     sizes = [len(learner.train.sampler.batch(n)[1]) for n in range(learner.steps)]
     assert len(set(sizes)) > 1
-    parts = [classify(learner.model, learner.train.collate(np.array([n])), smoothing=0.0)["labels"] for n in range(7)]
+    parts = [
+        classify(learner.model, texts(learner.train).collate(np.array([n])), smoothing=0.0)["labels"] for n in range(7)
+    ]
     lines = [report.line for report in train(learner) if report.line]
     assert len(lines) == 1
-    assert lines[0]["loss"] == pytest.approx(sum(part.total.item() for part in parts) / 7, abs=1e-12)
-    assert [part.count for part in parts] == [1.0] * 7
+    assert lines[0]["loss"] == pytest.approx(sum(part.item() for part in parts) / 7, abs=1e-12)
 
 
 def test_the_norm_of_the_gradient_is_clipped_for_the_whole_step() -> None:
@@ -165,8 +172,8 @@ def test_dropout_is_another_in_every_step_and_every_piece() -> None:
     learner.model.train()
     for step, piece in np.ndindex(3, 2):
         seed_dropout(choices.seed, step, piece)
-        batch = learner.train.step(step)[1][piece]
-        by_hand[step, piece] = classify(learner.model, batch, smoothing=0.0)["labels"].total.item()
+        batch = texts(learner.train).step(step)[1][piece]
+        by_hand[step, piece] = classify(learner.model, batch, smoothing=0.0)["labels"].item()
     assert len(set(by_hand.flatten().tolist())) == 6
     losses = [report.line["loss"] for report in train(learner) if report.line]
     assert losses == pytest.approx(by_hand.mean(1).tolist(), abs=1e-7)
@@ -198,8 +205,8 @@ def test_a_rule_is_learnt(family: str) -> None:
     assert losses[-1] < 0.25
     last = reports[-1].evaluation
     assert last is not None
-    assert last.accuracy > 0.95
-    assert last.loss <= last.raw_loss
+    assert last.figures["accuracy"] > 0.95
+    assert last.loss <= last.figures["raw_loss"]
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_another() -> None:
@@ -248,7 +255,7 @@ def test_scores_of_a_long_row_are_the_mean_over_its_windows() -> None:
     rows = [("abcdefghijk" * 3, 1), ("bcd", 0), ("k", 1), ("cdefghijk" * 2, 0)]
     choices = recipe({"long": "windows", "length": 12})
     learner = learner_of(choices, labelled(words(5, seed=1)), rows, double=True)
-    model, material = learner.model.eval(), learner.validation
+    model, material = learner.model.eval(), texts(learner.validation)
     assert np.bincount(material.examples.rows_N).tolist() == [6, 1, 1, 3]
     scores = []
     with torch.no_grad():
@@ -259,8 +266,8 @@ def test_scores_of_a_long_row_are_the_mean_over_its_windows() -> None:
     found = evaluate(model, material)
     assert found is not None
     labels = np.array([1, 0, 1, 0])
-    assert found.raw_loss == pytest.approx(metrics.cross_entropy(np.array(scores), labels), abs=1e-12)
-    assert found.accuracy == metrics.accuracy(np.array(scores), labels)
+    assert found.figures["raw_loss"] == pytest.approx(metrics.cross_entropy(np.array(scores), labels), abs=1e-12)
+    assert found.figures["accuracy"] == metrics.accuracy(np.array(scores), labels)
     assert found.temperature == pytest.approx(metrics.fit_temperature(np.array(scores), labels), rel=1e-6)
     assert found.loss == pytest.approx(metrics.cross_entropy(np.array(scores), labels, found.temperature), abs=1e-9)
 
@@ -277,7 +284,7 @@ def judged(keep: str, losses: list[float | None]) -> tuple[list[bool], list[int]
     best, waited = [], []
     for number, loss in enumerate(losses, 1):
         learner.progress.step = 10 * number
-        evaluation = None if loss is None else Evaluation(loss, 2 * loss, 0.5, temperature=1 + number / 10)
+        evaluation = None if loss is None else Evaluation(loss, {}, temperature=1 + number / 10)
         best.append(_judge(learner, evaluation))
         waited.append(learner.progress.waited)
     return best, waited, learner
@@ -417,8 +424,8 @@ def plain_words() -> Tokenizer:
 def test_hiding_needs_a_token_to_hide_behind() -> None:
     rows = Store(np.array([0, 1], np.uint32), np.array([0, 2]), np.zeros(0, np.int64), np.zeros(1, np.int32), False)
     with pytest.raises(UserError, match=r"^train\.hide_tokens needs a tokenizer with a mask token; .* accepted: 0$"):
-        build_material(recipe(hide_tokens=0.1), rows, plain_words(), 2)
-    plain = build_material(recipe(), rows, plain_words(), 2)
+        build_texts(recipe(hide_tokens=0.1), rows, plain_words(), 2, None)
+    plain = build_texts(recipe(), rows, plain_words(), 2, None)
     assert plain.step(0)[1][0].tokens_BL.tolist() == [[0, 1]]  # and a frame of nothing
 
 
@@ -429,11 +436,12 @@ def test_a_length_of_special_tokens_only_is_refused() -> None:
         single="[CLS] [CLS] $A [SEP] [SEP]", pair=None, special_tokens=specials
     )
     with pytest.raises(UserError, match=r"^data\.length = 4: leaves no room for text beside the special tokens$"):
-        build_material(recipe({"length": 4}), store_of([("ab", 0)]), Tokenizer(around), 2)
+        build_texts(recipe({"length": 4}), store_of([("ab", 0)]), Tokenizer(around), 2, None)
 
 
 def test_hidden_tokens_are_masked_and_none_else_is_touched() -> None:
-    material: Material = learner_of(recipe(hide_tokens=0.5), labelled(words(30, seed=1, longest=20))).train
+    material = learner_of(recipe(hide_tokens=0.5), labelled(words(30, seed=1, longest=20))).train
+    assert isinstance(material, Texts)
     shown = replace(material, hide_tokens=0.0)
     changed = []
     for number in range(material.sampler.batches):

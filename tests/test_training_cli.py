@@ -16,6 +16,7 @@ from qkv.app.demo import raw_probabilities
 
 RECIPE = """
 task = "classify"
+seed = 1
 [data]
 corpus = "tickets.csv"
 text = "message"
@@ -128,7 +129,7 @@ def test_a_text_that_is_cut_is_said_to_be(place: Path) -> None:
         (["train.batch_tokens=8"], "train.batch_tokens = 8: must hold a text of data.length = 24"),
         (["model.positions=learned", "model.context=16"], "data.length = 24 is more than model.context = 16"),
         (["train.learning_rate=0"], "train.learning_rate"),
-        (["task=fill", "model.head=words"], "accepted: classify"),
+        (["task=complete", "model.family=decoder", "model.pooler=none"], "accepted: classify, fill"),
     ],
 )
 def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(place: Path, settings: list[str], sentence: str) -> None:

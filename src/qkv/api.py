@@ -9,11 +9,12 @@ from os import PathLike
 from pathlib import Path
 
 from qkv import recipes
-from qkv.config import DataConfig, Recipe
-from qkv.data.prepare import open_source
-from qkv.learn.evaluate import score_rows
+from qkv.bundled import path_of
+from qkv.config import DataConfig, Recipe, Task
+from qkv.data.source import open_source
 from qkv.learn.finish import finish, test_rows
-from qkv.learn.metrics import Scores
+from qkv.learn.metrics import Findings
+from qkv.learn.score import score
 from qkv.learn.session import Session, check_recipe, open_session
 from qkv.learn.train import Report
 from qkv.predict import Predictor, load_predictor
@@ -28,8 +29,9 @@ def _silent(sentence: str) -> None:
 
 
 def load(run: str | PathLike[str]) -> Predictor:
-    """A model from a run or a Hugging Face folder: `.predict(texts)`, `.embed(texts)`, `.model`, `.config`."""
-    return load_predictor(Path(run))
+    """A model from a run, a Hugging Face folder or the package (`qkv.load("bundled-encoder")`): `.predict(texts)`,
+    `.embed(texts)`, `.model`, `.config`."""
+    return load_predictor(path_of(os.fspath(run)))
 
 
 @contextmanager
@@ -71,20 +73,25 @@ def default_output(recipe: str) -> Path:
     return Path("runs") / Path(recipe).name.removesuffix(".toml")
 
 
-def evaluate(run: str | PathLike[str], data: str | None = None, say: Say = _silent) -> dict[str, Scores]:
-    """Scores of a run on its own test rows, or of any classifier on a file with the columns its recipe names."""
-    path = Path(run)
+def evaluate(run: str | PathLike[str], data: str | None = None, say: Say = _silent) -> Findings:
+    """What a run is worth on its own test rows, or any model on a file with the columns its recipe names: Scores of a
+    classifier, Figures of a model that gives grades or fills in words."""
+    path = path_of(os.fspath(run))
     predictor = load(path)
-    if predictor.config.head != "classes":
-        raise UserError(f"{path}: is no classifier, its head is {predictor.config.head!r}; accepted: classes")
+    if (
+        predictor.config.head not in ("classes", "grade", "words", "pretraining")
+        or predictor.config.family != "encoder"
+    ):
+        raise UserError(f"{path}: nothing to evaluate: its head is {predictor.config.head!r}")
     own = Run(path).recipe
     if data is None:
-        if own is None:
-            raise UserError(f"{path}: has no recipe.toml that says what to evaluate on; give --data FILE")
-        source = open_source(own.data, say)
+        if own is None or not Run(path).begun:
+            raise UserError(f"{path}: is no run with a recipe that says what to evaluate on; give --data FILE")
+        source = open_source(own.data, say, own.task)
         if source.data_hash != Run(path).data_hash():
             raise UserError(f"{path}: its data has changed since, so its test rows are others; give --data FILE")
-        return score_rows(predictor, test_rows(source), say)
+        return score(predictor, test_rows(source), own, say)
+    task: Task = "classify" if predictor.config.head in ("classes", "grade") else "fill"
     settings = own.data if own is not None else DataConfig()
-    source = open_source(settings.replace(corpus=data, validation="split", test="split", group="none"), say)
-    return score_rows(predictor, ((source.label_of(row), row) for _, row in source.rows()), say)
+    source = open_source(settings.replace(corpus=data, validation="split", test="split", group="none"), say, task)
+    return score(predictor, ((source.label_of(row), row) for _, row in source.rows()), own, say)

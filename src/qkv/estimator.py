@@ -157,8 +157,13 @@ class TransformerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         chosen = {"train.epochs": self.epochs, "train.learning_rate": self.learning_rate, "seed": self._seed()}
         settings += [f"{name}={value}" for name, value in chosen.items() if value is not None]
         if self.recipe is None:
-            return presets.expand(override(SMALL, settings), where="settings")
-        return recipes.resolve(os.fspath(self.recipe), settings)
+            recipe = presets.expand(override(SMALL, settings), where="settings")
+        else:
+            recipe = recipes.resolve(os.fspath(self.recipe), settings)
+        if recipe.task != "classify" or recipe.model.head == "grade":
+            what = f"task = {recipe.task!r}" if recipe.task != "classify" else "model.head = 'grade'"
+            raise UserError(f"{what}: this estimator tells classes apart; accepted: task = 'classify'")
+        return recipe
 
     def _seed(self) -> int | None:
         """A generator gives a number, and another one at each fit, as everywhere in scikit-learn."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,6 +24,7 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
     "vocab.json", "merges.txt", "source.spm", "target.spm", "spiece.model", "tokenizer.model",
 )  # fmt: skip
+RUN_FILES = ("recipe.toml", "curves.png")  # that say how a model was made
 LENGTHS = (7, 13, 16)  # tokens of the texts that are compared
 
 
@@ -45,20 +46,30 @@ class Certificate:
             raise UserError(f"{self.architecture} is not the same model by {self.peer}: scores differ by {sizes}")
 
 
-def export_hf(run: Path, target: Path) -> Certificate:
-    """Write the model in `run` as a Hugging Face folder. It is loaded and compared before the folder appears."""
-    if Run(run).begun:
+def export_hf(run: Path, target: Path, *, half: bool = False) -> Certificate:
+    """Write the model in `run` as a Hugging Face folder. It is loaded and compared before the folder appears. If
+    `half`, weights are rounded to float16, and what is compared is the rounded model."""
+    trained = Run(run).begun
+    if trained:
         Run(run).check()
     source = open_folder(run)
     model, config = read_model(source)
+    if half:
+        _round(model)
     written = write_model(model.eval(), config, carried(source.config, config))
-    files = {name: content for name in TOKENIZER_FILES if (content := source.content(name)) is not None}
+    if half:
+        written = replace(written, tensors={name: tensor.half() for name, tensor in written.tensors.items()})
+    names = (*TOKENIZER_FILES, *(RUN_FILES if trained else ()))
+    files = {name: content for name in names if (content := source.content(name)) is not None}
+    before = (source.content("README.md") or b"").decode() if trained else ""
     certificates = []
 
     def try_out(folder: Path) -> str:
         certificates.append(certify(model, config, written, folder))
         certificates[0].must_hold()
-        return _card(target.name, config, written, certificates[0])
+        return _card(target.name, config, written, certificates[0]) + before.replace("\n#", "\n##").replace(
+            "# ", "\n## ", 1
+        )
 
     generation = source.generation
     write_folder(
@@ -71,12 +82,18 @@ def export_hf(run: Path, target: Path) -> Certificate:
 def certify(model: Model, config: ModelConfig, written: Written, folder: Path) -> Certificate:
     """Scores of the model and of the folder for the same tokens; by `transformers` where it is installed."""
     texts = [_tokens(length, config.vocabulary) for length in _lengths(config)]
-    ours = torch.cat([_scores(model, tokens) for tokens in texts])
+    words_only = written.name.endswith(
+        "ForMaskedLM"
+    )  # of a model that also judges pairs, where they have no such class
+    ours = torch.cat([_scores(model, tokens, words_only) for tokens in texts])
     if peer.is_installed():
         theirs, witness = peer.their_scores(written.name, folder, texts)
     else:
         again = read_model(open_folder(folder))[0].eval()
-        theirs, witness = torch.cat([_scores(again, tokens) for tokens in texts]), f"qkv {__version__}, read back"
+        theirs, witness = (
+            torch.cat([_scores(again, tokens, words_only) for tokens in texts]),
+            f"qkv {__version__}, read back",
+        )
     difference, largest = (ours - theirs).abs().max().item(), ours.abs().max().item()
     return Certificate(written.name, witness, difference, largest, ours.numel(), independent=peer.is_installed())
 
@@ -91,11 +108,20 @@ def _tokens(length: int, vocabulary: int) -> Tensor:
     return (13 + 7919 * torch.arange(length))[None] % vocabulary
 
 
-def _scores(model: Model, tokens_1L: Tensor) -> Tensor:
+@torch.no_grad()
+def _round(model: Model) -> None:
+    """Every weight becomes what float16 can hold of it."""
+    for name, weight in model.named_parameters():
+        weight.copy_(weight.half())
+        if not weight.isfinite().all():
+            raise UserError(f"{name}: has weights beyond what float16 can hold (65,504); export it without --half")
+
+
+def _scores(model: Model, tokens_1L: Tensor, words_only: bool) -> Tensor:
     """All that the model's heads say about a text, in one row; its hidden states where it has no head."""
     hidden_1LD = model(tokens_1L, tokens_1L) if isinstance(model, EncoderDecoder) else model(tokens_1L)
     said = [model.logits(hidden_1LD)] if model.words is not None else []
-    if model.text is not None:
+    if model.text is not None and not words_only:
         said.append(model.text(hidden_1LD))
     has_answer = model.words is not None or (model.text is not None and model.text.output is not None)
     return torch.cat([part.flatten() for part in (said if has_answer else [hidden_1LD, *said])])

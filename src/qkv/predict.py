@@ -26,7 +26,7 @@ from qkv.exchange.hf import read_model
 from qkv.exchange.names import Names, names_of
 from qkv.model.cache import Cache
 from qkv.model.heads import POOLS
-from qkv.model.transformer import Decoder, Encoder, EncoderDecoder, Model
+from qkv.model.transformer import Decoder, Encoder, EncoderDecoder, Model, hidden_states, text_answers
 from qkv.run import WEIGHTS, Run
 from qkv.schema import UserError, listed
 from qkv.text.tokenizer import Encoded, Side, Tokenizer
@@ -34,6 +34,7 @@ from qkv.text.tokenizer import Encoded, Side, Tokenizer
 BATCH_TOKENS = 8192  # of one forward pass, padding counted
 USUAL_ANSWER = 64  # tokens of a continuation or translation, unless asked otherwise
 LONGEST_ANSWER = 100_000
+FOLLOWS = ("next", "not next")  # what the two outputs of a model that judges pairs say, in BERT's order
 T = TypeVar("T")
 Text = str | tuple[str, str]  # one text, or a pair
 
@@ -160,11 +161,16 @@ class Predictor:
             raise UserError(
                 "this model has no head to predict with, only vectors: from Python, qkv.load(folder).embed(texts)"
             )
-        for number, text in enumerate(texts, 1):
-            if not isinstance(text, str):
-                raise UserError(f"text {number} is a pair; this model takes one text at a time")
+        pairs = [number for number, text in enumerate(texts) if not isinstance(text, str)]
+        if pairs and head != "pretraining":
+            raise UserError(f"text {pairs[0] + 1} is a pair; this model takes one text at a time")
         if isinstance(model, Encoder):
-            return self._in_batches(texts, lambda batch: self._fill(model, batch, top), seen=seen)
+            if not pairs:
+                return self._in_batches(texts, lambda batch: self._fill(model, batch, top), seen=seen)
+            judged = iter(self._in_batches([texts[n] for n in pairs], self._next, seen=seen))
+            single = [text for text in texts if isinstance(text, str)]
+            filled = iter(self._in_batches(single, lambda batch: self._fill(model, batch, top), seen=seen))
+            return [next(filled if isinstance(text, str) else judged) for text in texts]
         room = max_tokens if isinstance(model, Decoder) else 0
         return self._in_batches(texts, lambda batch: self._answer(model, batch, max_tokens), room, seen)
 
@@ -244,10 +250,10 @@ class Predictor:
     def _hidden(self, batch: Padded) -> Tensor:
         if isinstance(self.model, EncoderDecoder):
             return self.model.encode(batch.tokens_BL, batch.keep_BL)
-        if isinstance(self.model, Encoder) and self.config.segments:
-            segments_BL = batch.segments_BL.clamp(max=self.config.segments - 1)
-            return self.model(batch.tokens_BL, batch.keep_BL, segments_BL=segments_BL)
-        return self.model(batch.tokens_BL, batch.keep_BL)
+        return hidden_states(self.model, batch.tokens_BL, batch.keep_BL, self._segments(batch))
+
+    def _segments(self, batch: Padded) -> Tensor | None:
+        return batch.segments_BL.clamp(max=self.config.segments - 1) if self.config.segments else None
 
     def _judge(self, texts: Sequence[Text], seen: Callable[[int], None]) -> list[Prediction]:
         """A label with probabilities, or a grade: by the mean of the scores, where a text was read in windows."""
@@ -276,8 +282,16 @@ class Predictor:
         return answers
 
     def _scores(self, batch: Padded) -> list[Tensor]:
-        assert self.model.text is not None
-        return list(self.model.text(self._hidden(batch), batch.keep_BL))
+        assert not isinstance(self.model, EncoderDecoder), "judged by its head before"
+        return list(text_answers(self.model, batch.tokens_BL, batch.keep_BL, self._segments(batch)))
+
+    def _next(self, batch: Padded) -> list[Prediction]:
+        """Whether the second text of a pair is the next after the first."""
+        answers = []
+        for text, one, scores in zip(batch.texts, batch.encoded, self._scores(batch), strict=True):
+            shares = dict(zip(FOLLOWS, scores.double().softmax(-1).tolist(), strict=True))
+            answers.append(Prediction(text, max(shares, key=shares.__getitem__), shares, cut=one.cut))
+        return answers
 
     def _fill(self, model: Encoder, batch: Padded, top: int) -> list[Prediction]:
         """Words for each mask, ranked; the output is the text with the likeliest ones put in."""

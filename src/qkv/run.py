@@ -94,7 +94,7 @@ class Run:
         file = self.path / RECIPE
         return Recipe.read(read_toml(file), str(file)) if os.path.exists(file) else None  # noqa: PTH110
 
-    def begin(self, recipe: Recipe, files: Mapping[str, bytes], data_hash: str) -> None:
+    def begin(self, recipe: Recipe, files: Mapping[str, bytes], began_with: Mapping[str, str]) -> None:
         """Write what does not change: the resolved recipe and the tokenizer. A model and a card must be made anew."""
         content = {RECIPE: recipe.to_toml().encode(), **files}
         if not self.begun:
@@ -104,7 +104,7 @@ class Run:
         for name in ("config.json", WEIGHTS, CARD):
             (self.path / name).unlink(missing_ok=True)
         (self.path / "checkpoints").mkdir(exist_ok=True)
-        disk.write_manifest(self.path, content, {RECIPE: {"data": data_hash}})
+        disk.write_manifest(self.path, content, {RECIPE: dict(began_with)})
         disk.remove_leftovers(self.path, _LEFT_IN_ROOT)
 
     def _check_place(self, content: Mapping[str, bytes]) -> None:
@@ -116,9 +116,13 @@ class Run:
             if os.path.lexists(file) and (name not in content or file.read_bytes() != content[name]):
                 raise UserError(f"{file}: is there already, in a folder that is no run; choose another place with -o")
 
+    def began_with(self) -> dict[str, Any]:
+        """The hashes of what was begun with: `data`, and `init` where it goes on from another model."""
+        return disk.facts_of(self.path, RECIPE) or {}
+
     def data_hash(self) -> str | None:
         """The hash of the data that was begun with."""
-        return (disk.facts_of(self.path, RECIPE) or {}).get("data")
+        return self.began_with().get("data")
 
     @property
     def begun(self) -> bool:

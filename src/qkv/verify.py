@@ -77,15 +77,15 @@ def _rebuild(run: Run) -> list[str]:
         raise UserError(
             f"{run.path}: its model came from step {best}, whose checkpoint is lost too; begin anew elsewhere"
         )
-    prepared, files = open_run_data(recipe)
+    prepared, files, began_with = open_run_data(recipe)
     if prepared.data_hash != checkpoint.fingerprint["data"]:
         raise UserError(f"{run.path}: the data has changed since this run was begun, so its root cannot be made anew")
     if not any("tokenizer" in sentence for sentence in run.problems()):
         same_tokenizer(run, files)
-    run.begin(recipe, files, prepared.data_hash)
+    run.begin(recipe, files, began_with)
     if not best:
         return [f"{run.path}: its root was made anew; its first model is written at its first evaluation"]
-    restore_root(run, recipe, prepared.labels, best)
+    restore_root(run, recipe, prepared, best)
     return [f"{run.path}: its model was made anew from step {best}; its card is written when it is trained again"]
 
 

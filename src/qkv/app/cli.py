@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -20,6 +20,9 @@ from rich.console import Console
 from qkv import __version__
 from qkv.app import data
 from qkv.schema import UserError
+
+if TYPE_CHECKING:
+    from qkv.predict import Predictor
 
 MANY_TEXTS = 200  # from here on a bar is worth it
 
@@ -103,9 +106,9 @@ def train(
     from qkv.app import training
 
     place = output or default_output(recipe)
-    code, scores = training.train(recipes.resolve(recipe, settings or ()), place)
-    if scores is not None:
-        training.show_scores(_console(), scores, details=False)
+    code, findings = training.train(recipes.resolve(recipe, settings or ()), place)
+    if findings is not None:
+        training.show_findings(_console(), findings, details=False)
     if code == 0:
         print(f"{place}: done; curves.png shows how it learnt, README.md is its card")
     raise typer.Exit(code)
@@ -126,17 +129,18 @@ def evaluate(
     """How good a classifier is on rows it never saw, and how far its probabilities may be trusted."""
     from qkv import api, pictures
     from qkv.app import training
+    from qkv.learn.metrics import Scores
     from qkv.run import Run
 
-    scores = api.evaluate(run, data, training.say)
+    findings = api.evaluate(run, data, training.say)
     if as_json:
-        print(training.scores_as_json(scores))
+        print(training.findings_as_json(findings))
     else:
-        training.show_scores(_console(), scores)
-    own = Run(run)
-    place = output or (run / "reliability.png" if own.begun and data is None else None)
-    if place is not None:
-        pictures.reliability(place, scores["all"].raw_bins, scores["all"].bins, run.name)
+        training.show_findings(_console(), findings)
+    whole = findings["all"]
+    place = output or (run / "reliability.png" if Run(run).begun and data is None else None)
+    if place is not None and isinstance(whole, Scores):
+        pictures.reliability(place, whole.raw_bins, whole.bins, run.name)
         training.say(f"how far its probabilities hold: {place}")
 
 
@@ -233,7 +237,7 @@ def plan(
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or a Hugging Face folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a Hugging Face folder or a bundled model.")],
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="[TEXT ...]", help="Without any: lines of stdin.")
     ] = None,
@@ -246,7 +250,7 @@ def predict(
     from qkv.api import load
 
     given, predictor = _texts(texts, file), load(run)
-    asked = [_pair(text, n) for n, text in enumerate(given, 1)] if predictor.reading.pairs else given
+    asked = [_asked(text, n, predictor) for n, text in enumerate(given, 1)]
     with _counting(len(asked)) as seen:
         answers = predictor.predict(asked, top=top, max_tokens=max_tokens, seen=seen)
     for answer in answers:
@@ -258,8 +262,11 @@ def predict(
         )
 
 
-def _pair(line: str, number: int) -> tuple[str, str]:
+def _asked(line: str, number: int, predictor: Predictor) -> str | tuple[str, str]:
+    """A line as the model wants it: one text, or two with a tab between them."""
     first, tab, second = line.partition("\t")
+    if not predictor.reading.pairs:
+        return (first, second) if tab and predictor.config.head == "pretraining" else line
     if not tab:
         raise UserError(f"text {number}: this model judges pairs; write both texts with a tab between them")
     return first, second
@@ -302,18 +309,20 @@ def _texts(texts: list[str] | None, file: Path | None) -> list[str]:
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A Hugging Face folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a Hugging Face folder or a bundled model.")],
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write; must not exist yet.")
     ],
     to: Annotated[str, typer.Option(metavar="FORMAT", help="hf: a folder that transformers loads as it is.")] = "hf",
+    half: Annotated[bool, typer.Option("--half", help="Weights in float16: half the size, three digits.")] = False,
 ) -> None:
     """A model for the rest of the world, with a certificate that it gives the same numbers there."""
+    from qkv.bundled import path_of
     from qkv.export import export_hf
 
     if to != "hf":
         raise UserError(f"--to {to}: unknown format; accepted: hf")
-    certificate = export_hf(run, output)
+    certificate = export_hf(path_of(str(run)), output, half=half)
     print(f"{output}: {certificate.architecture}")
     print(f"largest difference to {certificate.peer}: {certificate.difference:.2e} over {certificate.scores:,} scores")
     if not certificate.independent:

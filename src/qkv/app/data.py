@@ -66,6 +66,8 @@ def show(
     console.print("[bold]columns[/bold]: " + ", ".join(f"{role} = {escape(name)}" for role, name in columns.items()))
     if "label" in columns:
         console.print(_split_table(source, columns))
+    elif about.get("documents", "auto") != "auto":
+        console.print(f"[bold]documents[/bold]: {about['rows']:,}, by {about['documents']}")
     else:
         console.print(f"[bold]rows[/bold]: {about['rows']:,}; no column of labels is known: data.label names it")
     for row in about["first"]:
@@ -76,7 +78,7 @@ def show(
 def _split_table(source: str, columns: dict[str, str]) -> Table:
     """Rows of each part and label, as a training would split them."""
     from qkv.config import DataConfig
-    from qkv.data.prepare import open_source, part_counts
+    from qkv.data.source import open_source, part_counts
 
     counts = part_counts(open_source(DataConfig.read({"corpus": source, **columns})))
     labels = sorted({name for by_label in counts.values() for name in by_label})

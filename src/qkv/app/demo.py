@@ -9,9 +9,9 @@ from rich.markup import escape
 from rich.padding import Padding
 
 from qkv import api, draw, recipes
-from qkv.app.training import show_scores, train
+from qkv.app.training import show_findings, train
 from qkv.explain import deciding_words
-from qkv.learn.metrics import Scores
+from qkv.learn.metrics import Findings
 
 RECIPE = "reviews-quick"
 SENTENCES = (
@@ -57,9 +57,9 @@ def raw_probabilities(calibrated: dict[str, float], temperature: float) -> dict[
     return {name: power / sum(powers.values()) for name, power in powers.items()}
 
 
-def _show_figures(console: Console, scores: dict[str, Scores]) -> None:
+def _show_figures(console: Console, findings: Findings) -> None:
     console.rule("[bold]On reviews that were held out", align="left")
-    show_scores(console, scores, details=False)
+    show_findings(console, findings, details=False)
 
 
 def _next(output: str) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -20,12 +21,19 @@ from qkv import draw, pictures
 from qkv.api import training
 from qkv.config import Recipe
 from qkv.learn.finish import finish
-from qkv.learn.metrics import Scores
+from qkv.learn.metrics import Figures, Findings, Scores
 from qkv.learn.session import Session
 from qkv.learn.train import Report
 from qkv.run import Run
 
 SECONDS_BETWEEN_LINES = 10  # where there is no terminal
+SAID = {  # figures of an evaluation that are shown while a model learns
+    "accuracy": "accuracy",
+    "word_accuracy": "words",
+    "perplexity": "perplexity",
+    "next_accuracy": "next sentence",
+    "pearson": "correlation",
+}
 
 
 class Stop:
@@ -57,8 +65,8 @@ def say(sentence: str) -> None:
     print(sentence, file=sys.stderr, flush=True)
 
 
-def train(recipe: Recipe, output: Path) -> tuple[int, dict[str, Scores] | None]:
-    """Train in a folder, or go on there. The exit code, and the scores of the finished model."""
+def train(recipe: Recipe, output: Path) -> tuple[int, Findings | None]:
+    """Train in a folder, or go on there. The exit code, and what was found about the finished model."""
     with training(recipe, output, say) as session:
         _introduce(session)
         stop = Stop()
@@ -68,16 +76,18 @@ def train(recipe: Recipe, output: Path) -> tuple[int, dict[str, Scores] | None]:
             step = session.learner.progress.step
             say(f"stopped safely at step {step:,}; the same command goes on from there")
             return 128 + stop.by, None
-        scores = finish(session)
+        findings = finish(session)
         save_curves([session.run], session.run.path / "curves.png")
-    return 0, scores
+    return 0, findings
 
 
 def _introduce(session: Session) -> None:
     learner, counts = session.learner, session.prepared.counts
     rows = ", ".join(f"{sum(labels.values()):,} {part}" for part, labels in counts.items())
     weights = sum(weight.numel() for weight in learner.model.parameters())
-    say(f"{session.recipe.data.corpus}: {rows} rows; labels {', '.join(session.prepared.labels[:10])}")
+    labels = f"; labels {', '.join(session.prepared.labels[:10])}" if session.prepared.labels else ""
+    kind = "documents" if session.recipe.task == "fill" else "rows"
+    say(f"{session.recipe.data.corpus}: {rows} {kind}{labels}")
     threads = session.recipe.runtime.threads
     say(f"{weights:,} weights, {learner.steps:,} steps on {threads} threads, in {session.run.path}")
     for note in session.notes:
@@ -124,11 +134,24 @@ def _plain(report: Report) -> str:
         return f"{said}  about {rate * (report.steps - report.step):,.0f} s left"
     found = report.evaluation
     best = "  best so far" if report.is_best else ""
-    return f"{said}  validation: accuracy {found.accuracy:.4f}, loss {found.loss:.4f}{best}"
+    figures = ", ".join(f"{SAID[name]} {value:.4f}" for name, value in found.figures.items() if name in SAID)
+    return f"{said}  validation: {figures}, loss {found.loss:.4f}{best}"
 
 
-def show_scores(console: Console, scores: dict[str, Scores], *, details: bool = True) -> None:
+def show_findings(console: Console, findings: Findings, *, details: bool = True) -> None:
     """Figures of an evaluation, as tables."""
+    whole = findings["all"]
+    if isinstance(whole, Figures):
+        table = Table("figure", "value", box=None, padding=(0, 1))
+        for name, value in whole.values.items():
+            table.add_row(name.replace("_", " "), f"{value:.4f}")
+        console.print(f"on {whole.rows:,} held-out rows")
+        console.print(table)
+        return
+    _show_scores(console, {name: s for name, s in findings.items() if isinstance(s, Scores)}, details=details)
+
+
+def _show_scores(console: Console, scores: dict[str, Scores], *, details: bool) -> None:
     table = Table(box=None, padding=(0, 1))
     for name in ("rows", "count", "accuracy", "95% interval", "macro F1", "loss", "calibration error"):
         table.add_column(name, justify="left" if name == "rows" else "right", no_wrap=True)
@@ -157,10 +180,10 @@ def _confusion(scores: Scores) -> Table:
     return table
 
 
-def scores_as_json(scores: dict[str, Scores]) -> str:
+def findings_as_json(findings: Findings) -> str:
     """One object: the figures of all rows, and by group where there are groups."""
-    groups = {name: s.to_json() for name, s in scores.items() if name != "all"}
-    return json.dumps({**scores["all"].to_json(), **({"groups": groups} if groups else {})})
+    groups = {name: found.to_json() for name, found in findings.items() if name != "all"}
+    return json.dumps({**findings["all"].to_json(), **({"groups": groups} if groups else {})})
 
 
 def save_curves(runs: Sequence[Run], path: Path) -> None:
@@ -172,8 +195,14 @@ def save_curves(runs: Sequence[Run], path: Path) -> None:
             pictures.Curves(
                 name=run.path.name,
                 train=[(line["step"], line["loss"]) for line in lines],
-                validation=[(n["step"], n["validation_loss"], n["validation_accuracy"]) for n in judged],
+                validation=[(n["step"], n["validation_loss"], _quality(n)) for n in judged],
                 best_step=run.facts().get("step"),
             )
         )
     pictures.curves(path, drawn, "Loss and accuracy")
+
+
+def _quality(line: dict[str, Any]) -> float:
+    """The figure that is drawn beside the loss: the share of right labels or words, or the correlation of grades."""
+    names = ("validation_accuracy", "validation_word_accuracy", "validation_pearson")
+    return next(line[name] for name in names if name in line)

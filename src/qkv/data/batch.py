@@ -1,6 +1,6 @@
 """What crosses from data to learning: some examples side by side, as tensors.
 
-B examples · L tokens of the longest
+B examples · L tokens of the longest · N words to be guessed · M examples that are pairs
 """
 
 from __future__ import annotations
@@ -14,12 +14,43 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """Labelled texts or pairs. `keep_BL` is None where nothing is padding; `segments_BL` where there are no pairs."""
+    """What every batch has. `keep_BL` is None where nothing is padding; `segments_BL` where there are no pairs."""
 
     tokens_BL: Tensor
     keep_BL: Tensor | None
     segments_BL: Tensor | None
-    labels_B: Tensor
-    weights_B: Tensor  # how much each example counts
     numbers_B: NDArray[np.int64]  # which examples these are
     real_tokens: int  # without padding
+
+    @property
+    def counts(self) -> dict[str, float]:
+        """How much there is of each part of the loss: known before the model is asked, so that the counts of all
+        micro-batches can be added first."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class LabelBatch(Batch):
+    """Texts or pairs with labels: numbers of classes, or grades (then they are floats)."""
+
+    labels_B: Tensor
+    weights_B: Tensor  # how much each example counts
+
+    @property
+    def counts(self) -> dict[str, float]:
+        return {"labels": float(self.weights_B.double().sum())}
+
+
+@dataclass(frozen=True)
+class WordBatch(Batch):
+    """Texts or pairs with hidden words. What is to be guessed is listed: no position, and no number, means "ignore",
+    so neither loss can take the other's targets for its own."""
+
+    places_N: Tensor  # of the words to be guessed, in the flattened tokens (row * L + column), ascending
+    words_N: Tensor  # what stood there
+    pairs_M: Tensor  # the rows that are pairs
+    strangers_M: Tensor  # of each pair: 0 the second text is the next, 1 it is a stranger's (as in BERT's files)
+
+    @property
+    def counts(self) -> dict[str, float]:
+        return {"words": float(len(self.words_N)), "next": float(len(self.pairs_M))}

@@ -5,13 +5,15 @@ R rows · N examples · B examples of a batch · L tokens of the longest
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from qkv.data.batch import Batch
+from qkv.data.batch import LabelBatch
 from qkv.data.store import Store
 from qkv.schema import UserError
 from qkv.streams import stream
@@ -97,6 +99,42 @@ class Hide:
         return np.where(hidden, self.mask, tokens)
 
 
+@dataclass(frozen=True)
+class Framed:
+    """The tokens of one example with special ones around them, and where the second text begins (the end: nowhere)."""
+
+    tokens_L: Ints
+    second: int
+
+    @staticmethod
+    def of(a: Ints, b: Ints | None, frame: Frame) -> Framed:
+        parts = [frame.before, a, frame.between, () if b is None else b, frame.after]
+        tokens = np.concatenate([np.asarray(part, np.int64) for part in parts])
+        return Framed(tokens, len(tokens) if b is None else len(frame.before) + len(a) + len(frame.between))
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Examples as tensors, padded on the right. `keep_BL` is None where nothing is padding."""
+
+    tokens_BL: Tensor
+    keep_BL: Tensor | None
+    segments_BL: Tensor
+    real_tokens: int
+
+    @staticmethod
+    def of(texts: Sequence[Framed], *, pad: int, segment_b: int) -> SideBySide:
+        lengths_B = np.array([len(one.tokens_L) for one in texts])
+        shape = (len(texts), int(lengths_B.max(initial=1)))
+        tokens_BL, segments_BL = np.full(shape, pad, np.int64), np.zeros(shape, np.int64)
+        for row, one in enumerate(texts):
+            tokens_BL[row, : len(one.tokens_L)] = one.tokens_L
+            segments_BL[row, one.second : len(one.tokens_L)] = segment_b
+        keep_BL = np.arange(shape[1]) < lengths_B[:, None]
+        kept = None if keep_BL.all() else torch.from_numpy(keep_BL)
+        return SideBySide(torch.from_numpy(tokens_BL), kept, torch.from_numpy(segments_BL), int(lengths_B.sum()))
+
+
 def collate(
     store: Store,
     examples: Examples,
@@ -106,35 +144,27 @@ def collate(
     pad: int,
     weights_C: NDArray[np.float32],
     hide: Hide | None = None,
-) -> Batch:
-    """Examples side by side, special tokens around them, padding on the right."""
-    texts = [_framed(store, examples, int(n), frame, hide) for n in numbers_B]
-    lengths_B = np.array([len(tokens) for tokens, _ in texts])
-    shape = (len(texts), int(lengths_B.max(initial=1)))
-    tokens_BL, segments_BL = np.full(shape, pad, np.int64), np.zeros(shape, np.int64)
-    for row, (tokens, second) in enumerate(texts):
-        tokens_BL[row, : len(tokens)] = tokens
-        segments_BL[row, second : len(tokens)] = frame.segment_b
-    keep_BL = np.arange(shape[1]) < lengths_B[:, None]
-    labels_B = store.labels_R[examples.rows_N[numbers_B]].astype(np.int64)
-    return Batch(
-        tokens_BL=torch.from_numpy(tokens_BL),
-        keep_BL=None if keep_BL.all() else torch.from_numpy(keep_BL),
-        segments_BL=torch.from_numpy(segments_BL) if store.pairs else None,
-        labels_B=torch.from_numpy(labels_B),
-        weights_B=torch.from_numpy(weights_C[labels_B]),
+) -> LabelBatch:
+    """Labelled examples side by side."""
+    laid = SideBySide.of(
+        [_framed(store, examples, int(n), frame, hide) for n in numbers_B], pad=pad, segment_b=frame.segment_b
+    )
+    labels_B = store.labels_R[examples.rows_N[numbers_B]]
+    classes_B = labels_B.astype(np.int64) if labels_B.dtype.kind == "i" else np.zeros(len(labels_B), np.int64)
+    return LabelBatch(
+        tokens_BL=laid.tokens_BL,
+        keep_BL=laid.keep_BL,
+        segments_BL=laid.segments_BL if store.pairs else None,
         numbers_B=numbers_B,
-        real_tokens=int(lengths_B.sum()),
+        real_tokens=laid.real_tokens,
+        labels_B=torch.from_numpy(classes_B if labels_B.dtype.kind == "i" else labels_B.copy()),
+        weights_B=torch.from_numpy(weights_C[classes_B]),
     )
 
 
-def _framed(store: Store, examples: Examples, number: int, frame: Frame, hide: Hide | None) -> tuple[Ints, int]:
-    """The tokens of one example, and where the second text begins (the end, where there is none)."""
+def _framed(store: Store, examples: Examples, number: int, frame: Frame, hide: Hide | None) -> Framed:
     a, b = (store.tokens[slice(*span[number])].astype(np.int64) for span in (examples.a_N2, examples.b_N2))
     if hide is not None:
         hidden = hide(np.concatenate([a, b]), number)
         a, b = hidden[: len(a)], hidden[len(a) :]
-    parts = [frame.before, a, frame.between, b, frame.after]
-    second = len(frame.before) + len(a) + len(frame.between)
-    tokens = np.concatenate([np.asarray(part, np.int64) for part in parts])
-    return tokens, second if store.pairs else len(tokens)
+    return Framed.of(a, b if store.pairs else None, frame)

@@ -29,7 +29,7 @@ class Store:
     tokens: NDArray[np.uint32]
     starts_R: Ints  # one more than there are rows
     middles_R: Ints  # where the second text of a pair begins
-    labels_R: NDArray[np.int32]
+    labels_R: NDArray[np.int32] | NDArray[np.float32]  # numbers of labels, or grades
     pairs: bool
 
     def __len__(self) -> int:
@@ -43,15 +43,16 @@ class Store:
 class Writer:
     """Writes one part of a corpus, row after row, without keeping it in memory."""
 
-    def __init__(self, folder: Path, name: str, *, pairs: bool) -> None:
+    def __init__(self, folder: Path, name: str, *, pairs: bool, grades: bool = False) -> None:
         self._files: dict[str, BinaryIO] = {}
+        self._label_type = np.float32 if grades else np.int32
         self._pairs, self._end, self.rows = pairs, 0, 0
         for kind in ("tokens", "starts", "labels", *(("middles",) if pairs else ())):
             self._files[kind] = (folder / f"{name}.{kind}").open("wb")
         self._put("starts", [0], np.int64)
 
-    def add(self, texts: Sequence[Sequence[int]], seconds: Sequence[Sequence[int]], labels: Sequence[int]) -> None:
-        """Some rows: ids of each text, of each second text (none without pairs), and numbers of labels."""
+    def add(self, texts: Sequence[Sequence[int]], seconds: Sequence[Sequence[int]], labels: Sequence[float]) -> None:
+        """Some rows: ids of each text, of each second text (none without pairs), and numbers of labels or grades."""
         starts, middles, flat = [], [], list[int]()
         for number, text in enumerate(texts):
             flat += text
@@ -63,11 +64,11 @@ class Writer:
         self.rows += len(texts)
         self._put("tokens", flat, np.uint32)
         self._put("starts", starts, np.int64)
-        self._put("labels", labels, np.int32)
+        self._put("labels", labels, self._label_type)
         if self._pairs:
             self._put("middles", middles, np.int64)
 
-    def _put(self, kind: str, values: Sequence[int], dtype: Any) -> None:
+    def _put(self, kind: str, values: Sequence[float], dtype: Any) -> None:
         self._files[kind].write(np.array(values, dtype).tobytes())
 
     def __enter__(self) -> Self:
@@ -78,10 +79,11 @@ class Writer:
             file.close()
 
 
-def open_store(folder: Path, name: str, *, pairs: bool) -> Store:
+def open_store(folder: Path, name: str, *, pairs: bool, grades: bool = False) -> Store:
     """One part of a corpus, mapped."""
-    arrays = {}
-    for kind, dtype in {"tokens": np.uint32, "starts": np.int64, "labels": np.int32, "middles": np.int64}.items():
+    arrays: dict[str, Any] = {}
+    labels = np.float32 if grades else np.int32
+    for kind, dtype in {"tokens": np.uint32, "starts": np.int64, "labels": labels, "middles": np.int64}.items():
         file = folder / f"{name}.{kind}"
         if (kind == "middles" and not pairs) or file.stat().st_size == 0:
             arrays[kind] = np.zeros(0, dtype)

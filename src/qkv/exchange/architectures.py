@@ -146,6 +146,10 @@ ROFORMER = Architecture(
     variants=(
         Variant("RoFormerModel", "none"),
         Variant("RoFormerForMaskedLM", "words"),
+        Variant(  # they have no class for pairs: it loads as this one, which passes over the two layers it has not
+            "RoFormerForMaskedLM", "pretraining", "activation",
+            _same(text__dense="@pooler.dense", text__output="cls.seq_relationship"),
+        ),
         *(
             Variant(
                 "RoFormerForSequenceClassification", head, "activation",

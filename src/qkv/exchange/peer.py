@@ -21,7 +21,7 @@ def their_scores(name: str, folder: Path, texts: list[Tensor]) -> tuple[Tensor, 
     """All that their class says about texts (1, L), in one row, loaded from a folder as users do; and who says it."""
     transformers = importlib.import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
-    model = getattr(transformers, name).from_pretrained(folder, local_files_only=True).eval()
+    model = getattr(transformers, name).from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
     scores = []
     for tokens in texts:
         target = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Mapping
 
 from qkv import __version__, runtime
 from qkv.config import Recipe
 from qkv.data.prepare import Prepared
-from qkv.learn.metrics import Scores
+from qkv.learn.metrics import Figures, Findings, Scores
 from qkv.learn.train import Progress
 
 SPECIALS = {
@@ -23,7 +22,8 @@ SPECIALS = {
 
 def root_files(prepared: Prepared, recipe: Recipe) -> dict[str, bytes]:
     """The tokenizer, in the two files that transformers reads."""
-    said = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": recipe.data.length, **SPECIALS}
+    special = {role: token for role, token in SPECIALS.items() if prepared.tokenizer.id_of(token) is not None}
+    said = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": recipe.data.length, **special}
     return {
         "tokenizer.json": prepared.tokenizer.to_json().encode(),
         "tokenizer_config.json": (json.dumps(said, indent=2) + "\n").encode(),
@@ -36,21 +36,25 @@ def write_card(
     prepared: Prepared,
     progress: Progress,
     architecture: str,
-    scores: Mapping[str, Scores] | None,
+    findings: Findings | None,
 ) -> str:
     """README.md of a finished run."""
     counts = {part: sum(labels.values()) for part, labels in prepared.counts.items()}
+    if 0 < recipe.data.rows < counts["train"]:
+        counts["train"] = recipe.data.rows
     rows = ", ".join(f"{count:,} {part}" for part, count in counts.items())
     machine = "\n".join(f"| {key} | {value} |" for key, value in sorted(runtime.fingerprint().items()))
     return f"""# {name}
 
-A classifier of {_either(prepared.labels)}, trained with qkv {__version__} on {datetime.date.today()}.
+{_what(recipe, prepared.labels)}, trained with qkv {__version__} on {datetime.date.today()}.
 {recipe.model.family}, {recipe.model.layers} layers, {recipe.model.width} wide, {recipe.model.positions} positions;
 loads as `{architecture}`.
 
 ## Figures
 
-{_figures(scores)}
+{_figures(findings)}
+
+![How it learnt](curves.png)
 
 ## Data
 
@@ -83,11 +87,20 @@ def _parts(recipe: Recipe, prepared: Prepared, progress: Progress) -> str:
     said = "Rows are held out by a hash of their text. " if not own else f"Files of their own: {' and '.join(own)}. "
     if not sum(prepared.counts["validation"].values()):
         return f"{said}No validation rows: the last weights are kept, and probabilities are not calibrated."
-    return (
-        f"{said}Validation rows chose the weights (step {progress.best_step:,} of {progress.step:,}) and the "
-        f"temperature {progress.temperature:.4f}, which is already folded into the last layer. "
-        "Test rows served for the figures only."
-    )
+    chosen = [f"the weights (step {progress.best_step:,} of {progress.step:,})"] if recipe.train.keep == "best" else []
+    if recipe.model.head == "classes":
+        chosen.append(f"the temperature {progress.temperature:.4f}, which is already folded into the last layer")
+    if not chosen:
+        return f"{said}The last weights are kept. Test rows served for the figures only."
+    return f"{said}Validation rows chose {' and '.join(chosen)}. Test rows served for the figures only."
+
+
+def _what(recipe: Recipe, labels: tuple[str, ...]) -> str:
+    if recipe.task == "fill":
+        return "An encoder that has learnt to fill in hidden words" + (
+            " and to tell the next sentence from a stranger" if recipe.train.next_sentence else ""
+        )
+    return "A model that gives grades" if recipe.model.head == "grade" else f"A classifier of {_either(labels)}"
 
 
 def _either(labels: tuple[str, ...]) -> str:
@@ -95,11 +108,16 @@ def _either(labels: tuple[str, ...]) -> str:
     return f"{len(labels)} labels ({shown})"
 
 
-def _figures(scores: Mapping[str, Scores] | None) -> str:
-    if scores is None:
+def _figures(findings: Findings | None) -> str:
+    if findings is None:
         return "There were no test rows, so how good it is on new text is unknown."
+    whole = findings["all"]
+    if isinstance(whole, Figures):
+        told = [f"| {name.replace('_', ' ')} | {value:.4f} |" for name, value in whole.values.items()]
+        return "\n".join([f"On {whole.rows:,} held-out rows:", "", "| figure | value |", "|---|---|", *told])
     lines = ["| rows | count | accuracy | 95% interval | macro F1 | calibration error |", "|---|---|---|---|---|---|"]
-    for group, s in scores.items():
+    for group, s in findings.items():
+        assert isinstance(s, Scores)
         low, high = s.interval
         figures = f"{s.accuracy:.4f} | {low:.4f} to {high:.4f} | {s.f1:.4f} | {s.ece:.4f}"
         lines.append(f"| {group if group != 'all' else 'all test rows'} | {s.rows:,} | {figures} |")

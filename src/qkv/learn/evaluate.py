@@ -1,53 +1,66 @@
-"""How good a model is: on tokenised rows while it learns, and on raw text once it is done."""
+"""How good a model is while it learns: on the tokenised validation rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+import math
+from collections import defaultdict
+from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from qkv.learn import metrics
-from qkv.learn.material import Material
-from qkv.learn.objectives import label_scores
+from qkv.learn.material import JUDGED, Documents, Material, Texts
+from qkv.learn.objectives import label_scores, word_scores
 from qkv.model.transformer import Model
-from qkv.predict import Predictor
-from qkv.schema import UserError, listed
-from qkv.text.corpus import Row
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The validation rows by a model that is still learning. `loss` is that after calibration: the loss of the model
-    one would ship, which does not punish mere over-confidence, and by which the best weights are chosen."""
+    """The validation rows by a model that is still learning. The best weights are chosen by `loss`: that of classes is
+    the one after calibration, of the model one would ship, which does not punish mere over-confidence."""
 
     loss: float
-    raw_loss: float
-    accuracy: float
-    temperature: float
+    figures: dict[str, float]
+    temperature: float = 1.0
 
 
-@torch.no_grad()
 def evaluate(model: Model, material: Material) -> Evaluation | None:
     """None where there are no validation rows."""
-    if not len(material.store):
+    if not len(material):
         return None
     was_training = model.training
     model.eval()
-    scores_RC, labels_R = _scores(model, material)
+    with torch.no_grad():
+        if isinstance(material, Documents):
+            found = judge_words(model, material)
+        else:
+            assert isinstance(material, Texts), "there are two kinds"
+            found = _judge_classes(model, material) if material.standard is None else _judge_grades(model, material)
     model.train(was_training)
+    return found
+
+
+def _judge_classes(model: Model, material: Texts) -> Evaluation:
+    scores_RC, labels_R = _scores(model, material), material.store.labels_R.astype(np.int64)
     temperature = metrics.fit_temperature(scores_RC, labels_R)
-    return Evaluation(
-        loss=metrics.cross_entropy(scores_RC, labels_R, temperature),
-        raw_loss=metrics.cross_entropy(scores_RC, labels_R),
-        accuracy=metrics.accuracy(scores_RC, labels_R),
-        temperature=temperature,
-    )
+    figures = {
+        "raw_loss": metrics.cross_entropy(scores_RC, labels_R),
+        "accuracy": metrics.accuracy(scores_RC, labels_R),
+        "temperature": temperature,
+    }
+    return Evaluation(metrics.cross_entropy(scores_RC, labels_R, temperature), figures, temperature)
 
 
-def _scores(model: Model, material: Material) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+def _judge_grades(model: Model, material: Texts) -> Evaluation:
+    assert material.standard is not None
+    grades_R = material.standard.mean + material.standard.deviation * _scores(model, material)[:, 0]
+    return Evaluation(*metrics.grade_figures(grades_R, material.store.labels_R))
+
+
+def _scores(model: Model, material: Texts) -> NDArray[np.float64]:
     """Scores of every row: the mean over its windows."""
     rows_N = material.examples.rows_N
     sums_RC = np.zeros((len(material.store), material.classes))
@@ -55,42 +68,30 @@ def _scores(model: Model, material: Material) -> tuple[NDArray[np.float64], NDAr
         scores_BC = label_scores(model, material.collate(numbers_B)).double().numpy()
         np.add.at(sums_RC, rows_N[numbers_B], scores_BC)
     windows_R = np.bincount(rows_N, minlength=len(sums_RC))
-    return sums_RC / windows_R[:, None], material.store.labels_R.astype(np.int64)
+    return sums_RC / windows_R[:, None]
 
 
-def score_rows(
-    predictor: Predictor, rows: Iterable[tuple[str | None, Row]], say: Callable[[str], None] = lambda sentence: None
-) -> dict[str, metrics.Scores]:
-    """Scores of a finished model by the same road that `predict` takes: under "all", and by group where rows have one.
-
-    Each row comes with its label as the model names it. Rows without text or label are left out, and `say` is told.
-    """
-    left_out: list[str] = []
-    names = predictor.names.labels
-    number_of = {name: number for number, name in enumerate(names)}
-    texts: list[str | tuple[str, str]] = []
-    labels, groups = list[int](), list[str]()
-    for label, row in rows:
-        if label is None or not (row.text.strip() or (row.pair or "").strip()):
-            left_out.append(row.place)
-            continue
-        if label not in number_of:
-            raise UserError(f"{row.place}: label {label!r} is not one this model knows; known: {listed(names)}")
-        texts.append(row.text if row.pair is None else (row.text, row.pair))
-        labels.append(number_of[label])
-        groups.append(row.group or "")
-    if left_out:
-        say(f"note: {len(left_out):,} rows without text or label are left out, first {left_out[0]}")
-    if not texts:
-        raise UserError("no rows with text and label to evaluate on")
-    shares_NC = np.array(
-        [list(answer.probabilities.values()) for answer in predictor.predict(texts) if answer.probabilities]
-    )
-    labels_N, groups_N = np.array(labels), np.array(groups)
-    raw_NC = metrics.softmax(np.log(np.maximum(shares_NC, 1e-300)) * predictor.reading.temperature)
-    raw_bins = metrics.reliability(raw_NC, labels_N)
-    scores = {"all": replace(metrics.score(shares_NC, labels_N, names), raw_bins=raw_bins)}
-    for group in sorted(set(groups) - {""}):
-        chosen = groups_N == group
-        scores[group] = metrics.score(shares_NC[chosen], labels_N[chosen], names)
-    return scores
+@torch.no_grad()
+def judge_words(model: Model, material: Documents) -> Evaluation:
+    """How well hidden words are guessed and next sentences told from strangers, always by the same words and pairs."""
+    sums: dict[str, float] = defaultdict(float)
+    for numbers_B in material.judged():
+        batch = material.words.collate(numbers_B, JUDGED)
+        words_NV, pairs_M2 = word_scores(model, batch)
+        sums["words"] += len(batch.words_N)
+        sums["word_loss"] += F.cross_entropy(words_NV, batch.words_N, reduction="sum").item()
+        sums["word_hits"] += int((words_NV.argmax(1) == batch.words_N).sum())
+        if pairs_M2 is not None:
+            sums["pairs"] += len(batch.pairs_M)
+            sums["next_loss"] += F.cross_entropy(pairs_M2, batch.strangers_M, reduction="sum").item()
+            sums["next_hits"] += int((pairs_M2.argmax(1) == batch.strangers_M).sum())
+    word_loss = sums["word_loss"] / max(1, sums["words"])
+    figures = {
+        "word_loss": word_loss,
+        "word_accuracy": sums["word_hits"] / max(1, sums["words"]),
+        "perplexity": math.exp(min(word_loss, 700.0)),
+    }
+    if sums["pairs"]:
+        figures["next_loss"] = sums["next_loss"] / sums["pairs"]
+        figures["next_accuracy"] = sums["next_hits"] / sums["pairs"]
+    return Evaluation(word_loss + figures.get("next_loss", 0.0), figures)

@@ -5,31 +5,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from qkv.data.prepare import Source
+from qkv.data.source import Source
 from qkv.learn.card import write_card
-from qkv.learn.evaluate import score_rows
-from qkv.learn.metrics import Scores
+from qkv.learn.metrics import Findings
+from qkv.learn.score import score
 from qkv.learn.session import Session
 from qkv.predict import load_predictor
 from qkv.text.corpus import Row
 
 
-def finish(session: Session) -> dict[str, Scores] | None:
-    """Scores on the test rows (None where there are none), and the card that states them."""
+def finish(session: Session) -> Findings | None:
+    """What was found on the test rows (None where there are none), and the card that states it."""
     run, progress = session.run, session.learner.progress
     if not progress.finished:
         return None
-    scores = None
+    findings = None
     if sum(session.prepared.counts["test"].values()):
         session.source.must_be_unchanged()
-        scores = score_rows(load_predictor(run.path), test_rows(session.source))
+        findings = score(load_predictor(run.path), test_rows(session.source), session.recipe)
     if not run.is_done():
         architecture = run.architecture()
         with run.writing("the card"):
             run.write_card(
-                write_card(run.path.resolve().name, session.recipe, session.prepared, progress, architecture, scores)
+                write_card(run.path.resolve().name, session.recipe, session.prepared, progress, architecture, findings)
             )
-    return scores
+    return findings
 
 
 def test_rows(source: Source) -> Iterator[tuple[str | None, Row]]:

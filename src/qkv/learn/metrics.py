@@ -6,7 +6,7 @@ N rows · C classes
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -50,6 +50,20 @@ class Scores:
     def to_json(self) -> dict[str, Any]:
         """Plain lists, names and numbers, all finite."""
         return {**asdict(self), "interval": list(self.interval), "labels": list(self.labels)}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What an evaluation found where there are no classes: of grades, or of hidden words."""
+
+    rows: int
+    values: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return {"rows": self.rows, **self.values}
+
+
+Findings = Mapping[str, Scores] | Mapping[str, Figures]  # under "all", and by group where rows have one
 
 
 def softmax(logits_NC: ArrayLike) -> Floats:
@@ -153,6 +167,34 @@ def score(probabilities_NC: ArrayLike, labels_N: ArrayLike, names: Sequence[str]
         confusion=counts.tolist(),
         bins=bins,
     )
+
+
+def grade_figures(answers_N: ArrayLike, grades_N: ArrayLike) -> tuple[float, dict[str, float]]:
+    """Mean squared error, and how well answers rise and fall with grades: Pearson's and Spearman's correlation. Where
+    all answers or all grades are equal there is none to speak of: 0."""
+    answers, grades = (np.asarray(values, np.float64) for values in (answers_N, grades_N))
+    error = float(np.mean((answers - grades) ** 2))
+    return error, {
+        "pearson": _correlation(answers, grades),
+        "spearman": _correlation(_ranks(answers), _ranks(grades)),
+        "error": math.sqrt(error),
+    }
+
+
+def _correlation(x: Floats, y: Floats) -> float:
+    if np.ptp(x) == 0 or np.ptp(y) == 0:
+        return 0.0
+    x, y = x - x.mean(), y - y.mean()
+    size = math.sqrt(float((x**2).sum() * (y**2).sum()))
+    return float((x * y).sum()) / size if size > 0 else 0.0
+
+
+def _ranks(values: Floats) -> Floats:
+    """1 for the smallest; equal values share the mean of their ranks."""
+    distinct, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    del distinct
+    last = np.cumsum(counts)
+    return np.asarray((last - (counts - 1) / 2)[place], np.float64)
 
 
 def fit_temperature(logits_NC: ArrayLike, labels_N: ArrayLike) -> float:

@@ -1,45 +1,63 @@
 """What is minimised: the only file that knows both a Batch and a model.
 
-A loss is a total and a count, never a mean: means of pieces of different size cannot be averaged, totals and counts can
-be added over micro-batches and divided once.
+A loss is a total for each of its parts, never a mean: means of pieces of different size cannot be averaged, totals can
+be added over micro-batches and divided once, by what the batches say they count (`Batch.counts`).
 
-B examples · C labels
+B examples · C labels · N words to be guessed · M pairs
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.data.batch import Batch
-from qkv.model.transformer import Encoder, EncoderDecoder, Model
+from qkv.data.batch import Batch, LabelBatch, WordBatch
+from qkv.model.heads import place_in_rows
+from qkv.model.transformer import Encoder, EncoderDecoder, Model, hidden_states, text_answers
 
-
-@dataclass(frozen=True)
-class Part:
-    """One part of a loss: the sum over its targets, and how many (or how much) they are."""
-
-    total: Tensor
-    count: float
-
-
-Loss = dict[str, Part]
+Totals = dict[str, Tensor]  # part of the loss -> its sum over the batch
 
 
 def label_scores(model: Model, batch: Batch) -> Tensor:
-    """A score for each label (B, C)."""
+    """A score for each label (B, C), or a grade (B, 1)."""
     assert not isinstance(model, EncoderDecoder), "a recipe's family is checked before"
-    assert model.text is not None, "a recipe's head is checked before"
-    if isinstance(model, Encoder) and model.embedding.segments is not None:
-        hidden_BLD = model(batch.tokens_BL, batch.keep_BL, segments_BL=batch.segments_BL)
-    else:
-        hidden_BLD = model(batch.tokens_BL, batch.keep_BL)
-    return model.text(hidden_BLD, batch.keep_BL)
+    return text_answers(model, batch.tokens_BL, batch.keep_BL, batch.segments_BL)
 
 
-def classify(model: Model, batch: Batch, *, smoothing: float) -> Loss:
+def classify(model: Model, batch: LabelBatch, *, smoothing: float) -> Totals:
     """Cross-entropy of the labels, each example counted by its weight; smoothing after Szegedy et al., 2016."""
     losses_B = F.cross_entropy(label_scores(model, batch), batch.labels_B, reduction="none", label_smoothing=smoothing)
-    return {"labels": Part((losses_B * batch.weights_B).sum(), float(batch.weights_B.double().sum()))}
+    return {"labels": (losses_B * batch.weights_B).sum()}
+
+
+def grade(model: Model, batch: LabelBatch) -> Totals:
+    """Squared error of the grades, which come with mean 0 and variance 1."""
+    return {"labels": F.mse_loss(label_scores(model, batch)[:, 0], batch.labels_B, reduction="sum")}
+
+
+def word_scores(model: Model, batch: WordBatch) -> tuple[Tensor, Tensor | None]:
+    """Scores of every word at the places to be guessed (N, V), and of each pair for next or stranger (M, 2). The last
+    layer is computed only at those places and at the token the pairs are judged by; words are scored nowhere else."""
+    assert isinstance(model, Encoder), "a recipe's family is checked before"
+    head, pairs = model.text, len(batch.pairs_M)
+    if head is None or not pairs:
+        hidden_ND = hidden_states(model, batch.tokens_BL, batch.keep_BL, batch.segments_BL, batch.places_N)
+        return model.logits(hidden_ND), None
+    assert head.place is not None, "pool = mean is refused before"
+    keep_BL = torch.ones_like(batch.tokens_BL, dtype=torch.bool) if batch.keep_BL is None else batch.keep_BL
+    judged_M = place_in_rows(head.place, keep_BL).index_select(0, batch.pairs_M)
+    at = torch.cat([batch.places_N, judged_M])
+    hidden = hidden_states(model, batch.tokens_BL, batch.keep_BL, batch.segments_BL, at)
+    words_ND, pairs_MD = hidden.split_with_sizes([len(batch.places_N), pairs])
+    return model.logits(words_ND), head.answer(pairs_MD)
+
+
+def fill(model: Model, batch: WordBatch) -> Totals:
+    """Cross-entropy of the hidden words, and of next sentence or stranger (Devlin et al., 2019). Each has its own
+    targets and its own count."""
+    words_NV, pairs_M2 = word_scores(model, batch)
+    totals = {"words": F.cross_entropy(words_NV, batch.words_N, reduction="sum")}
+    if pairs_M2 is not None:
+        totals["next"] = F.cross_entropy(pairs_M2, batch.strangers_M, reduction="sum")
+    return totals

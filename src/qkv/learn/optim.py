@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
 
 from qkv.config import TrainConfig
+from qkv.schema import UserError
 
 
 def build_optimiser(model: nn.Module, train: TrainConfig) -> torch.optim.AdamW:
     """AdamW (Loshchilov and Hutter, 2019), fused. Matrices decay towards 0, tables of tokens at a rate of their own;
-    biases, norms and tables of positions do not."""
+    biases, norms and tables of positions do not. With `layer_decay` (Howard and Ruder, 2018) each layer learns slower
+    than the one above it; what is frozen is not in any group."""
     decays = {"matrices": train.weight_decay, "tokens": train.table_decay, "others": 0.0}
-    weights: dict[str, list[Tensor]] = {group: [] for group in decays}
+    heights = {name: _height(name) for name, _ in model.named_parameters()}
+    top = 1 + max(height for height in heights.values() if height is not None)
+    groups: dict[tuple[str, int], list[Tensor]] = {}
     for name, weight in model.named_parameters():
-        weights[_group(name, weight)].append(weight)
-    groups = [{"params": weights[group], "weight_decay": decay} for group, decay in decays.items() if weights[group]]
-    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=(train.beta1, train.beta2), eps=1e-8, fused=True)
+        height = heights[name]
+        above = top if height is None else height  # the heads are above all layers
+        weight.requires_grad_(above >= train.freeze)
+        if weight.requires_grad:
+            below_top = 0 if train.layer_decay == 1.0 else top - above
+            groups.setdefault((_group(name, weight), below_top), []).append(weight)
+    if not groups:
+        raise UserError(f"train.freeze = {train.freeze}: nothing is left to learn; accepted: 0 to {top}")
+    tables = [
+        {"params": weights, "weight_decay": decays[kind], "slower": train.layer_decay**below}
+        for (kind, below), weights in sorted(groups.items(), key=lambda item: item[0])
+    ]
+    return torch.optim.AdamW(tables, lr=train.learning_rate, betas=(train.beta1, train.beta2), eps=1e-8, fused=True)
+
+
+def _height(name: str) -> int | None:
+    """0 for what comes before the first layer, 1 for that layer, ...; None for what comes after the last."""
+    layer = re.search(r"\bblocks\.(\d+)\.", name)
+    if layer:
+        return 1 + int(layer[1])
+    before = name.startswith(("embedding.", "target.")) or re.search(r"\b(embedding_norm|positions)\.", name)
+    return 0 if before else None
 
 
 def _group(name: str, weight: Tensor) -> str:
@@ -64,7 +88,7 @@ def learning_rate(step: int, train: TrainConfig, steps: int) -> float:
 
 def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     for group in optimiser.param_groups:
-        group["lr"] = rate
+        group["lr"] = rate * group["slower"]
 
 
 def optimiser_tensors(optimiser: torch.optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from qkv.config import Recipe
 from qkv.data.batch import Batch
 from qkv.learn.evaluate import Evaluation, evaluate
 from qkv.learn.material import Material
-from qkv.learn.objectives import classify
+from qkv.learn.objectives import Totals, classify, fill, grade
 from qkv.learn.optim import build_optimiser, learning_rate, set_learning_rate
 from qkv.model.dropout import seed_dropout
 from qkv.model.transformer import Model
@@ -64,6 +66,7 @@ class Learner:
     recipe: Recipe
     train: Material
     validation: Material
+    loss: Callable[[Model, Any], Totals]
     optimiser: torch.optim.AdamW
     progress: Progress
 
@@ -80,7 +83,14 @@ class Learner:
 
 def new_learner(model: Model, recipe: Recipe, train: Material, validation: Material) -> Learner:
     """A learner at step 0."""
-    return Learner(model, recipe, train, validation, build_optimiser(model, recipe.train), Progress())
+    return Learner(model, recipe, train, validation, loss_of(recipe), build_optimiser(model, recipe.train), Progress())
+
+
+def loss_of(recipe: Recipe) -> Callable[[Model, Any], Totals]:
+    """What a recipe minimises."""
+    if recipe.task == "fill":
+        return fill
+    return grade if recipe.model.head == "grade" else partial(classify, smoothing=recipe.train.label_smoothing)
 
 
 def train(learner: Learner, stop: Callable[[], bool] = lambda: False) -> Iterator[Report]:
@@ -112,16 +122,20 @@ def _step(learner: Learner) -> float:
     _, batches = learner.train.step(progress.step)
     model.train()
     learner.optimiser.zero_grad(set_to_none=True)
-    count = math.fsum(float(batch.weights_B.double().sum()) for batch in batches)
-    total = 0.0
+    counts = _summed(batch.counts for batch in batches)
+    sums: Counter[str] = Counter()
     for number, batch in enumerate(batches):
         seed_dropout(recipe.seed, progress.step, number)
-        loss = classify(model, batch, smoothing=recipe.train.label_smoothing)["labels"]
-        value = loss.total.item()
-        if not math.isfinite(value):
-            raise UserError(_not_finite(progress.step + 1, "loss", value, batch, recipe))
-        (loss.total / count).backward()
-        total += value
+        totals = learner.loss(model, batch)
+        values = {part: total.item() for part, total in totals.items()}
+        for part, value in values.items():
+            if not math.isfinite(value):
+                what = "loss" if len(values) == 1 else f"loss of {part}"
+                raise UserError(_not_finite(progress.step + 1, what, value, batch, recipe))
+        loss = sum((total / counts[part] for part, total in totals.items() if counts[part]), start=torch.zeros(()))
+        if loss.requires_grad:  # there is something to guess
+            loss.backward()
+        sums.update(values)
         progress.tokens += batch.real_tokens
     size = torch.nn.utils.clip_grad_norm_(_gradients(model), recipe.train.clip or math.inf, foreach=True).item()
     if not math.isfinite(size):
@@ -130,9 +144,19 @@ def _step(learner: Learner) -> float:
     rate = learning_rate(progress.step, recipe.train, learner.steps)
     set_learning_rate(learner.optimiser, rate)
     learner.optimiser.step()
-    so_far = progress.totals.setdefault("labels", [0.0, 0.0])
-    progress.totals["labels"] = [so_far[0] + total, so_far[1] + count]
+    for part, count in counts.items():
+        so_far = progress.totals.setdefault(part, [0.0, 0.0])
+        progress.totals[part] = [so_far[0] + sums[part], so_far[1] + count]
     return rate
+
+
+def _summed(tables: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Tables of numbers, added key by key, each sum exact."""
+    columns: dict[str, list[float]] = {}
+    for table in tables:
+        for key, value in table.items():
+            columns.setdefault(key, []).append(value)
+    return {key: math.fsum(values) for key, values in columns.items()}
 
 
 def _gradients(model: Model) -> list[Tensor]:
@@ -165,17 +189,19 @@ def _judge(learner: Learner, evaluation: Evaluation | None) -> bool:
 def _line(learner: Learner, rate: float, evaluation: Evaluation | None) -> dict[str, Any]:
     """A line of metrics.jsonl, and a new start for what is summed between two lines."""
     progress = learner.progress
-    total, count = progress.totals["labels"]
+    means = {part: total / count for part, (total, count) in progress.totals.items() if count}
     busy = progress.learning_seconds
     line: dict[str, Any] = {
         "step": progress.step,
         "epoch": progress.step / learner.train.sampler.batches,
-        "loss": total / count,
+        "loss": sum(means.values()),
+        **({f"{part}_loss": mean for part, mean in means.items()} if len(means) > 1 else {}),
         "learning_rate": rate,
         "tokens_per_second": progress.tokens / busy if busy else 0.0,
         "seconds": progress.seconds,
     }
     if evaluation is not None:
-        line |= {f"validation_{name}": value for name, value in asdict(evaluation).items()}
+        judged = {"loss": evaluation.loss, **evaluation.figures}
+        line |= {f"validation_{name}": value for name, value in judged.items()}
     progress.totals, progress.tokens, progress.learning_seconds = {}, 0, 0.0
     return line

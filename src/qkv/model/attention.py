@@ -123,6 +123,12 @@ class View:
     attend: Attend | None = None  # None: the fastest that the attention's parts allow
 
 
+def taken(x_BLD: Tensor, at_N: Tensor) -> Tensor:
+    """The vectors at some places of the flattened rows (row * L + column). By index_select, whose backward is
+    deterministic."""
+    return x_BLD.flatten(0, 1).index_select(0, at_N)
+
+
 class Attention(nn.Module):
     """Multi-head attention, self or cross, with one matrix for q, k and v so that self-attention is one product.
 
@@ -163,10 +169,12 @@ class Attention(nn.Module):
         layer: int = 0,
         past: KeyValue | None = None,
         memory: KeyValue | None = None,
+        at_N: Tensor | None = None,
     ) -> tuple[Tensor, KeyValue]:
         """The attended x_BLD, and the keys and values that were attended to (for a cache).
 
-        Without `memory`, keys and values come from x itself, after those of the `past`.
+        Without `memory`, keys and values come from x itself, after those of the `past`. With `at_N`, only the answers
+        at these places of the flattened rows are given (N, D).
         """
         if memory is None:
             sizes = [self.heads, self.kv_heads, self.kv_heads]
@@ -181,7 +189,8 @@ class Attention(nn.Module):
         how = How(self.score, view.keep, view.positions.bias(q_BHLK, view.frame, layer), self.drop)
         attend = view.attend or self.attend
         mixed_BHLK = attend(q_BHLK, self._grouped(memory.k_NHSK), self._grouped(memory.v_NHSK), how)
-        return self.output(mixed_BHLK.transpose(1, 2).flatten(2)), memory
+        mixed = mixed_BHLK.transpose(1, 2).flatten(2)
+        return self.output(mixed if at_N is None else taken(mixed, at_N)), memory
 
     def _part(self, x_BLD: Tensor, rows: slice) -> Tensor:
         """Only some rows of the projection, which holds q, k and v one after the other: (B, n, L, K)."""

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qkv.model.attention import Linear
+from qkv.model.attention import Linear, taken
 from qkv.model.dropout import Dropout
 from qkv.model.layers import ACTIVATIONS
 
@@ -61,7 +61,7 @@ class TextHead(nn.Module):
 
     def __init__(self, *, width: int, pool: str, pooler: str, outputs: int, bias: bool, dropout: float) -> None:
         super().__init__()
-        self.pool = POOLS[pool]
+        self.pool, self.place = POOLS[pool], PLACES.get(pool)
         self.dense = None if pooler == "none" else Linear(width, width)
         self.activation = ACTIVATIONS["identity" if pooler == "none" else pooler]
         self.drop = Dropout(dropout)
@@ -70,20 +70,23 @@ class TextHead(nn.Module):
     def forward(self, hidden_BLD: Tensor, keep_BL: Tensor | None = None) -> Tensor:
         if keep_BL is None:
             keep_BL = hidden_BLD.new_ones(hidden_BLD.shape[:2], dtype=torch.bool)
-        x_BD = self.pool(hidden_BLD, keep_BL)
+        return self.answer(self.pool(hidden_BLD, keep_BL))
+
+    def answer(self, x_BD: Tensor) -> Tensor:
+        """The answers for pooled vectors."""
         if self.dense is not None:
             x_BD = self.activation(self.dense(x_BD))
         return x_BD if self.output is None else self.output(self.drop(x_BD))
 
 
-def _first(hidden_BLD: Tensor, keep_BL: Tensor) -> Tensor:
+def _first(keep_BL: Tensor) -> Tensor:
     """The first visible token: [CLS]."""
-    return _row(hidden_BLD, keep_BL.int().argmax(1))
+    return keep_BL.int().argmax(1)
 
 
-def _last(hidden_BLD: Tensor, keep_BL: Tensor) -> Tensor:
+def _last(keep_BL: Tensor) -> Tensor:
     """The last visible token: the only one of a decoder that has seen the whole text."""
-    return _row(hidden_BLD, keep_BL.shape[1] - 1 - keep_BL.flip(1).int().argmax(1))
+    return keep_BL.shape[1] - 1 - keep_BL.flip(1).int().argmax(1)
 
 
 def _mean(hidden_BLD: Tensor, keep_BL: Tensor) -> Tensor:
@@ -92,10 +95,19 @@ def _mean(hidden_BLD: Tensor, keep_BL: Tensor) -> Tensor:
     return (hidden_BLD * keep_BL1).sum(1) / keep_BL1.sum(1).clamp(min=1)
 
 
-def _row(hidden_BLD: Tensor, index_B: Tensor) -> Tensor:
-    """The vector at one position of each row. By index_select, whose backward is deterministic."""
-    batch, length, _ = hidden_BLD.shape
-    return hidden_BLD.flatten(0, 1).index_select(0, index_B + length * torch.arange(batch, device=index_B.device))
+def place_in_rows(place: Callable[[Tensor], Tensor], keep_BL: Tensor) -> Tensor:
+    """Where in the flattened rows each row's own place is."""
+    rows, length = keep_BL.shape
+    return place(keep_BL) + length * torch.arange(rows, device=keep_BL.device)
 
 
-POOLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"first": _first, "mean": _mean, "last": _last}
+def _first_vector(hidden_BLD: Tensor, keep_BL: Tensor) -> Tensor:
+    return taken(hidden_BLD, place_in_rows(_first, keep_BL))
+
+
+def _last_vector(hidden_BLD: Tensor, keep_BL: Tensor) -> Tensor:
+    return taken(hidden_BLD, place_in_rows(_last, keep_BL))
+
+
+PLACES: dict[str, Callable[[Tensor], Tensor]] = {"first": _first, "last": _last}
+POOLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"first": _first_vector, "mean": _mean, "last": _last_vector}

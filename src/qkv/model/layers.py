@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qkv.model.attention import Attention, Linear, View
+from qkv.model.attention import Attention, Linear, View, taken
 from qkv.model.cache import KeyValue
 from qkv.model.dropout import Dropout
 from qkv.schema import UserError
@@ -117,6 +117,8 @@ class Block(nn.Module):
         self.attention, self.attention_residual = attention, residual()
         self.cross, self.cross_residual = cross, None if cross is None else residual()
         self.feed, self.feed_residual = feed, residual()
+        # Where nothing but self-attention mixes tokens, those that nobody asks for can be left out after it.
+        self.each_alone = cross is None and not isinstance(self.feed_residual.norm, BatchNorm)
 
     def forward(
         self,
@@ -126,10 +128,12 @@ class Block(nn.Module):
         past: KeyValue | None = None,
         memory: KeyValue | None = None,
         memory_view: View | None = None,
+        at_N: Tensor | None = None,
     ) -> tuple[Tensor, KeyValue]:
-        """The next x_BLD, and this layer's own keys and values for a cache."""
-        y_BLD, own = self.attention(self.attention_residual.before(x_BLD), view, layer=self.layer, past=past)
-        x_BLD = self.attention_residual.after(x_BLD, y_BLD)
+        """The next x_BLD, and this layer's own keys and values for a cache. With `at_N`, x is wanted at these places
+        of the flattened rows only (N, D): what no other token will ask for need not be computed."""
+        y_BLD, own = self.attention(self.attention_residual.before(x_BLD), view, layer=self.layer, past=past, at_N=at_N)
+        x_BLD = self.attention_residual.after(x_BLD if at_N is None else taken(x_BLD, at_N), y_BLD)
         if self.cross is not None and self.cross_residual is not None:
             if memory is None or memory_view is None:
                 raise ValueError("a block with cross-attention needs the memory of a source")

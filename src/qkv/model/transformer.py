@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from qkv.model.attention import Attend, View
+from qkv.model.attention import Attend, View, taken
 from qkv.model.cache import Cache, KeyValue
 from qkv.model.dropout import Dropout
-from qkv.model.heads import TextHead, WordHead
+from qkv.model.heads import TextHead, WordHead, place_in_rows
 from qkv.model.layers import Block
 from qkv.model.masks import both, causal, check_shape, grid, positions_of
 from qkv.model.positions import Positions
@@ -80,10 +80,12 @@ class Stack(nn.Module):
         memory: Sequence[KeyValue] = (),
         memory_keep: Tensor | None = None,
         attend: Attend | None = None,
+        at_N: Tensor | None = None,
     ) -> tuple[Tensor, list[KeyValue]]:
         """Embedded tokens to last hidden states and, where there is a cache to fill, each layer's keys and values.
 
-        `keep` is about all keys, the remembered ones first.
+        `keep` is about all keys, the remembered ones first. With `at_N`, only the states at these places of the
+        flattened rows are wanted (N, D), and the last layer computes no others.
         """
         if x_BLD.shape[1] == 0:
             raise UserError("a sequence of no tokens; a model needs at least one")
@@ -98,12 +100,16 @@ class Stack(nn.Module):
         memory_view = View(keep=grid(memory_keep), attend=attend)  # how far a source word is away means nothing
         x_BLD = self.drop(self.embedding_norm(self.positions.embed(x_BLD, pos)))
         own: list[KeyValue] = []
+        early = bool(self.blocks[-1].each_alone)
         for i, block in enumerate(self.blocks):
             past = cache.own[i] if cache is not None and cache.own else None
-            x_BLD, kv = block(x_BLD, view, past=past, memory=memory[i] if memory else None, memory_view=memory_view)
+            source = memory[i] if memory else None
+            at = at_N if early and i + 1 == len(self.blocks) else None
+            x_BLD, kv = block(x_BLD, view, past=past, memory=source, memory_view=memory_view, at_N=at)
             if cache is not None:
                 own.append(kv)
-        return self.final_norm(x_BLD), own
+        x_BLD = self.final_norm(x_BLD)
+        return (x_BLD if at_N is None or early else taken(x_BLD, at_N)), own
 
     def remember(self, memory_BSD: Tensor) -> tuple[KeyValue, ...]:
         """Keys and values of a source for every layer's cross-attention."""
@@ -139,10 +145,13 @@ class Encoder(nn.Module):
         pos: Tensor | None = None,
         segments_BL: Tensor | None = None,
         attend: Attend | None = None,
+        at_N: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states (B, L, D). `keep` (B, L) hides padding; (B, L, L) allows pairs."""
+        """Hidden states (B, L, D). `keep` (B, L) hides padding; (B, L, L) allows pairs. With `at_N`, only those at
+        these places of the flattened rows (N, D)."""
         x_BLD = self.embedding(tokens_BL, segments_BL)
-        return self.stack(x_BLD, positions_of(x_BLD, keep) if pos is None else pos, keep, attend=attend)[0]
+        pos = positions_of(x_BLD, keep) if pos is None else pos
+        return self.stack(x_BLD, pos, keep, attend=attend, at_N=at_N)[0]
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
         """Scores for every word at the given hidden states, of any leading shape: ask only where there is a target."""
@@ -157,11 +166,18 @@ class Decoder(nn.Module):
         self.embedding, self.stack, self.words, self.text = embedding, stack, words, text
 
     def forward(
-        self, tokens_BL: Tensor, keep: Tensor | None = None, *, pos: Tensor | None = None, attend: Attend | None = None
+        self,
+        tokens_BL: Tensor,
+        keep: Tensor | None = None,
+        *,
+        pos: Tensor | None = None,
+        attend: Attend | None = None,
+        at_N: Tensor | None = None,
     ) -> Tensor:
-        """Hidden states (B, L, D), all positions at once: one pass trains them all. `keep` as in Encoder."""
+        """Hidden states (B, L, D), all positions at once: one pass trains them all. `keep`, `at_N` as in Encoder."""
         x_BLD = self.embedding(tokens_BL)
-        return self.stack(x_BLD, positions_of(x_BLD, keep) if pos is None else pos, keep, attend=attend)[0]
+        pos = positions_of(x_BLD, keep) if pos is None else pos
+        return self.stack(x_BLD, pos, keep, attend=attend, at_N=at_N)[0]
 
     def start(self, rows: int) -> Cache:
         """The cache of a decoder that has read nothing."""
@@ -234,6 +250,33 @@ class EncoderDecoder(nn.Module):
 
 
 Model = Encoder | Decoder | EncoderDecoder
+
+
+def hidden_states(
+    model: Encoder | Decoder,
+    tokens_BL: Tensor,
+    keep_BL: Tensor | None,
+    segments_BL: Tensor | None,
+    at_N: Tensor | None = None,
+) -> Tensor:
+    """Hidden states by whichever model it is; segments reach only one that has vectors for them."""
+    if isinstance(model, Encoder) and model.embedding.segments is not None:
+        return model(tokens_BL, keep_BL, segments_BL=segments_BL, at_N=at_N)
+    return model(tokens_BL, keep_BL, at_N=at_N)
+
+
+def text_answers(
+    model: Encoder | Decoder, tokens_BL: Tensor, keep_BL: Tensor | None, segments_BL: Tensor | None
+) -> Tensor:
+    """One answer for each text. Where it is read off one token, the last layer is computed for that token only."""
+    head = model.text
+    if head is None:
+        raise UserError("this model was built without a head for texts; accepted: model.head = 'classes' or 'grade'")
+    if head.place is None or tokens_BL.shape[-1] == 0:  # the model says best what is wrong with no tokens
+        return head(hidden_states(model, tokens_BL, keep_BL, segments_BL), keep_BL)
+    whole_BL = torch.ones_like(tokens_BL, dtype=torch.bool) if keep_BL is None else keep_BL
+    at_B = place_in_rows(head.place, whole_BL)
+    return head.answer(hidden_states(model, tokens_BL, keep_BL, segments_BL, at_B))
 
 
 def _word_scores(words: WordHead | None, hidden_ND: Tensor, table_VD: Tensor) -> Tensor:

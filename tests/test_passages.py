@@ -1,0 +1,227 @@
+"""Every token of a document is in one passage, no passage holds two documents, and nothing but its words tells a
+stranger from the next text."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from qkv.data.examples import Examples
+from qkv.data.passages import Strangers, passages_of
+from qkv.data.store import Store
+
+Ints = NDArray[np.int64]
+Sentence = list[int]
+LENGTHS = st.lists(st.lists(st.one_of(st.just(0), st.integers(0, 90)), max_size=12), max_size=6)  # of documents
+
+
+def store_of(documents: list[list[Sentence]]) -> Store:
+    sentences = [(number, sentence) for number, document in enumerate(documents) for sentence in document]
+    flat = np.array([token for _, sentence in sentences for token in sentence], np.uint32)
+    starts = np.cumsum([0, *(len(sentence) for _, sentence in sentences)]).astype(np.int64)
+    labels = np.array([number for number, _ in sentences], np.int32)
+    return Store(flat, starts, np.zeros(0, np.int64), labels, pairs=False)
+
+
+def of_lengths(lengths: list[list[int]]) -> Store:
+    """Documents of sentences this long, every token another."""
+    numbers = iter(range(10**6))
+    return store_of([[[next(numbers) for _ in range(length)] for length in document] for document in lengths])
+
+
+def random_store(documents: int, sentences: int, longest: int, vocabulary: int = 1000, seed: int = 1) -> Store:
+    """Sentences end with token 1, and have it nowhere else."""
+    dice = np.random.Generator(np.random.PCG64(seed))
+    return store_of(
+        [
+            [[*dice.integers(2, vocabulary, dice.integers(longest)).tolist(), 1] for _ in range(sentences)]
+            for _ in range(documents)
+        ]
+    )
+
+
+def strangers_of(store: Store, room: int, seed: int = 7) -> Strangers:
+    return Strangers.of(store, passages_of(store, room, pairs=True, seed=seed), seed)
+
+
+def second_lengths(examples: Examples) -> Ints:
+    return np.diff(examples.b_N2)[:, 0]
+
+
+def drawn(strangers: Strangers, epochs: int) -> list[tuple[int, int, bool]]:
+    """Of every pair in every epoch: its number, whose second text it has, and whether that is a stranger's."""
+    pairs = np.flatnonzero(second_lengths(strangers.examples)).tolist()
+    return [(number, *strangers.second(number, epoch)) for epoch in range(epochs) for number in pairs]
+
+
+def within(count: float, of: int, share: float) -> bool:
+    return abs(count - of * share) <= 5 * (of * share * (1 - share)) ** 0.5
+
+
+# --- passages
+
+
+@settings(max_examples=200, deadline=None)
+@given(LENGTHS, st.integers(2, 150), st.booleans())
+def test_every_token_is_in_one_passage_of_its_document_that_fits(
+    lengths: list[list[int]], room: int, pairs: bool
+) -> None:
+    store = of_lengths(lengths)
+    examples = passages_of(store, room, pairs=pairs, seed=7)
+    a, b = examples.a_N2, examples.b_N2
+    document_of = np.repeat(store.labels_R, np.diff(store.starts_R))  # of each token
+    assert len(examples.rows_N) == len(a) == len(b)
+    assert np.array_equal(a[:, 1], b[:, 0])  # the second text goes on where the first ends
+    begins, ends = a[:, 0], np.append(a[1:, 0], len(store.tokens))[: len(a)]
+    assert begins[:1].tolist() == ([0] if len(store.tokens) else [])
+    whole, cut = ends - begins, ends - b[:, 1]
+    assert (cut >= 0).all()
+    assert (cut * 1.04 <= 0.04 * (ends - b[:, 0])).all()  # of the second text, and of nothing else
+    assert pairs or not cut.any()
+    assert (whole <= room).all()
+    assert (a[:, 1] > begins).all()
+    for n, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+        assert set(document_of[begin:end].tolist()) == {examples.rows_N[n]}
+    assert pairs or not second_lengths(examples).any()
+
+
+@settings(max_examples=200, deadline=None)
+@given(LENGTHS, st.integers(2, 150))
+def test_only_a_sentence_longer_than_half_of_the_room_is_broken(lengths: list[list[int]], room: int) -> None:
+    store = of_lengths(lengths)
+    examples = passages_of(store, room, pairs=True, seed=7)
+    borders = set(examples.a_N2.flatten().tolist())
+    for begin, end in zip(store.starts_R[:-1].tolist(), store.starts_R[1:].tolist(), strict=True):
+        inside = [border for border in borders if begin < border < end]
+        assert not inside or end - begin > room // 2
+
+
+def test_a_long_sentence_by_hand() -> None:
+    """Ten tokens, pieces of four at most: 3, 3 and 4. Two passages would have five each: 3 + 3 are the first to reach
+    that. The last piece is alone."""
+    examples = passages_of(of_lengths([[10]]), 8, pairs=True, seed=7)
+    assert examples.a_N2.tolist() == [[0, 3], [6, 10]]
+    assert examples.b_N2.tolist() == [[3, 6], [10, 10]]
+
+
+def test_passages_of_a_document_are_about_equally_long() -> None:
+    """500 tokens do not become four passages of 120 and one of 20."""
+    store = of_lengths([[5] * 100])
+    examples = passages_of(store, 120, pairs=False, seed=7)
+    assert examples.a_N2.tolist() == [[n, n + 100] for n in range(0, 500, 100)]
+    assert passages_of(store, 500, pairs=False, seed=7).a_N2.tolist() == [[0, 500]]
+
+
+def test_a_document_of_one_short_sentence_is_one_text() -> None:
+    examples = passages_of(of_lengths([[3], [2, 2], [0, 4, 0]]), 20, pairs=True, seed=7)
+    assert examples.rows_N.tolist() == [0, 1, 2]
+    assert examples.a_N2.tolist() == [[0, 3], [3, 5], [7, 11]]
+    assert examples.b_N2.tolist() == [[3, 3], [5, 7], [11, 11]]
+
+
+@pytest.mark.parametrize("lengths", [[], [[]], [[0]], [[0, 0], [0]]])
+def test_where_there_is_nothing_there_are_no_passages(lengths: list[list[int]]) -> None:
+    store = of_lengths(lengths)
+    assert len(strangers_of(store, 10).members) == 0
+    assert passages_of(store, 10, pairs=False, seed=7).a_N2.shape == (0, 2)
+
+
+def test_a_passage_is_parted_after_any_of_its_sentences() -> None:
+    examples = passages_of(of_lengths([[3, 3, 3, 3]] * 2000), 20, pairs=True, seed=7)
+    firsts = np.diff(examples.a_N2)[:, 0]
+    assert all(within(int(np.count_nonzero(firsts == length)), 2000, 1 / 3) for length in (3, 6, 9))
+
+
+def test_a_long_second_text_loses_a_little() -> None:
+    """Up to 50 every length is a cell of its own; 51 and 52 are one, 53 and 54 the next."""
+    for length, kept in ((49, 49), (50, 50), (51, 51), (52, 51), (53, 53), (54, 53)):
+        examples = passages_of(of_lengths([[9, length]]), 200, pairs=True, seed=7)
+        assert examples.b_N2.tolist() == [[9, 9 + kept]]
+
+
+def test_these_passages_and_pairs_never_change() -> None:
+    store = of_lengths([[4, 3, 5, 2], [3, 3, 3], [2, 2, 6, 1, 1], [3, 4, 2], [5, 3, 3]])
+    strangers = strangers_of(store, 12)
+    assert strangers.examples.a_N2.tolist() == [[0, 4], [7, 12], [14, 17], [23, 33], [35, 38], [44, 52]]
+    assert strangers.examples.b_N2.tolist() == [[4, 7], [12, 14], [17, 23], [33, 35], [38, 44], [52, 55]]
+    found = [strangers.second(number, 2) for number in range(6)]
+    assert found == [(5, True), (3, True), (2, False), (3, False), (4, False), (0, True)]
+
+
+# --- strangers
+
+
+def test_about_half_are_strangers_of_another_document_and_of_the_same_length() -> None:
+    store = random_store(400, 4, 8)
+    strangers = strangers_of(store, 24)
+    documents, lengths = strangers.examples.rows_N, second_lengths(strangers.examples)
+    found = drawn(strangers, 6)
+    assert len(found) > 2000
+    assert within(sum(is_stranger for *_, is_stranger in found), len(found), 0.5)
+    for number, other, is_stranger in found:
+        assert lengths[other] == lengths[number] > 0
+        assert is_stranger == (other != number)
+        assert not is_stranger or documents[other] != documents[number]
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_a_stranger_never_reads_like_the_next_text(copies: int) -> None:
+    """Short texts of three words are alike by chance; those of a document that is there twice are always."""
+    dice = np.random.Generator(np.random.PCG64(5))
+    once = [[dice.integers(1, 4, dice.integers(1, 4)).tolist() for _ in range(3)] for _ in range(40)]
+    store = store_of(once * copies)
+    strangers = strangers_of(store, 12)
+    b = strangers.examples.b_N2
+    alike = 0
+    for number, other, is_stranger in drawn(strangers, 8):
+        mine, theirs = store.tokens[slice(*b[number])].tolist(), store.tokens[slice(*b[other])].tolist()
+        assert is_stranger == (mine != theirs)
+        alike += not is_stranger
+    assert alike > 100
+
+
+def test_two_copies_of_one_document_have_no_stranger_between_them() -> None:
+    strangers = strangers_of(store_of([[[5, 6], [7, 8]]] * 2), 10)
+    assert drawn(strangers, 40) == [(n, n, False) for _ in range(40) for n in (0, 1)]
+
+
+def test_one_document_has_no_strangers() -> None:
+    found = drawn(strangers_of(random_store(1, 400, 4), 12), 10)
+    assert len(found) > 500
+    assert not any(is_stranger for *_, is_stranger in found)
+
+
+def test_second_texts_are_alike_whichever_the_answer() -> None:
+    """Long ones, of which many are cut: by length, by where they begin, by how they end."""
+    store = random_store(3000, 12, 20)
+    strangers = strangers_of(store, 140)
+    examples, found = strangers.examples, drawn(strangers, 1)
+    b, lengths = examples.b_N2, second_lengths(examples)
+    ends_whole = store.tokens[b[:, 1] - 1] == 1
+    two = [np.array([other for _, other, is_stranger in found if is_stranger == answer]) for answer in (False, True)]
+    assert min(len(chosen) for chosen in two) > 1000
+    assert 0.2 < ends_whole[two[0]].mean() < 0.95  # some are cut, some are not
+    for values in (lengths, ends_whole, store.tokens[b[:, 0]]):
+        one, other = (values[chosen].astype(np.float64) for chosen in two)
+        spread = (one.var() / len(one) + other.var() / len(other)) ** 0.5
+        assert abs(one.mean() - other.mean()) < 5 * spread
+
+
+def test_every_second_text_of_a_length_is_drawn_equally_often() -> None:
+    strangers = strangers_of(of_lengths([[2, 3]] * 20), 10)
+    counts = np.zeros(20)
+    for _, other, is_stranger in drawn(strangers, 400):
+        counts[other] += is_stranger
+    assert within(counts.sum(), 8000, 0.5)
+    assert all(within(count, int(counts.sum()), 1 / 20) for count in counts)
+
+
+def test_epochs_and_seeds_draw_others_and_the_same_key_draws_the_same() -> None:
+    store = random_store(200, 4, 6)
+    one, again, foreign = strangers_of(store, 20), strangers_of(store, 20), strangers_of(store, 20, seed=8)
+    numbers = one.members.tolist()
+    first, second = ([one.second(n, epoch) for n in numbers] for epoch in (0, 1))
+    assert [again.second(n, 0) for n in numbers] == first
+    assert sum(x[1] != y[1] for x, y in zip(first, second, strict=True)) > len(numbers) / 4
+    assert foreign.examples.a_N2.tolist() != one.examples.a_N2.tolist()  # parted elsewhere
