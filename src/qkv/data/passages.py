@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from qkv.data.examples import Examples
-from qkv.data.sampler import length_cells
+from qkv.data.sampler import GROWTH
 from qkv.data.store import Store
 from qkv.streams import stream
 
 Ints = NDArray[np.int64]
 TRIES = 16  # draws for a stranger; who finds none keeps its own next text
+LEAST = 8  # second texts of a length
 
 
 def passages_of(store: Store, room: int, *, pairs: bool, seed: int) -> Examples:
@@ -38,8 +39,26 @@ def passages_of(store: Store, room: int, *, pairs: bool, seed: int) -> Examples:
                 middle = cuts[1 + int(stream(seed, "pairs", 0, len(table)).random_raw() % (len(cuts) - 2))]
             table.append((int(documents[first]), cuts[0], middle, cuts[-1]))
     found = np.array(table, np.int64).reshape(-1, 4)
-    ends = found[:, 2] + length_cells(found[:, 3] - found[:, 2])[1] if pairs else found[:, 3]
-    return Examples(found[:, 0], found[:, 1:3], np.stack([found[:, 2], ends], 1), 0)
+    lengths_N = found[:, 3] - found[:, 2]
+    ends_N = found[:, 2] + common_lengths(lengths_N)
+    return Examples(found[:, 0], found[:, 1:3], np.stack([found[:, 2], ends_N], 1), 0)
+
+
+def common_lengths(lengths_N: Ints) -> Ints:
+    """What each second text is cut to: the shortest of those of about its length (within 4%), of which there are LEAST
+    or more. So there is a stranger for everyone, and a rare length tells nothing. 0 stays 0."""
+    values, counts = np.unique(lengths_N[lengths_N > 0], return_counts=True)
+    shortest, members, highest = values.copy(), 0, len(values)
+    for lowest in range(len(values) - 1, -1, -1):
+        members += int(counts[lowest])
+        wide = lowest == 0 or values[lowest - 1] * GROWTH < values[highest - 1]
+        if members >= LEAST and wide:
+            shortest[lowest:highest] = values[lowest]
+            highest, members = lowest, 0
+    if highest and len(values):  # too few short ones: they join those above
+        joined = np.searchsorted(shortest, shortest[highest], side="right") if highest < len(values) else len(values)
+        shortest[:joined] = values[0]
+    return np.where(lengths_N > 0, shortest[np.searchsorted(values, lengths_N)] if len(values) else 0, 0)
 
 
 def _pieces(starts: list[int], most: int) -> list[int]:

@@ -49,13 +49,6 @@ class Sampler:
         return [order[a:b] for a, b in zip(self._cuts[:-1], self._cuts[1:], strict=True)]
 
 
-def length_cells(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Of each length its cell, and the smallest length in that cell; 0 has a cell of its own."""
-    ceilings = np.concatenate([[0], _ceilings(int(lengths.max(initial=1)))])
-    cells = np.searchsorted(ceilings, lengths)
-    return cells, np.where(cells == 0, 0, ceilings[cells - 1] + 1)
-
-
 def _ceilings(longest: int) -> NDArray[np.int64]:
     ceilings = [1]
     while ceilings[-1] < longest:

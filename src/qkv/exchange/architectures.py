@@ -147,7 +147,7 @@ ROFORMER = Architecture(
         Variant("RoFormerModel", "none"),
         Variant("RoFormerForMaskedLM", "words"),
         Variant(  # they have no class for pairs: it loads as this one, which passes over the two layers it has not
-            "RoFormerForMaskedLM", "pretraining", "activation",
+            "RoFormerForMaskedLM", "pretraining", "tanh",
             _same(text__dense="@pooler.dense", text__output="cls.seq_relationship"),
         ),
         *(

@@ -52,6 +52,15 @@ def read_model(folder: Folder) -> tuple[Model, ModelConfig]:
     raise UserError(f"{folder.path}: {problems[0]}")
 
 
+def can_leave(config: ModelConfig) -> bool:
+    """Whether some foreign architecture has these parts."""
+    try:
+        _exit(config)
+    except UserError:
+        return False
+    return True
+
+
 def write_model(model: Model, config: ModelConfig, carried: Mapping[str, Any] | None = None) -> Written:
     """A model in the foreign architecture that its parts make. `carried` are further keys for config.json (token ids,
     label names). Where no architecture has these parts, the error names the part that stands in the way."""

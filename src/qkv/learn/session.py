@@ -96,7 +96,7 @@ def open_session(recipe: Recipe, path: Path, say: Say = lambda sentence: None) -
         _must_agree(run, before, recipe, began_with)
         same_tokenizer(run, root_files(prepared, recipe))
     model = fresh_model(recipe)
-    copied = [] if start is None else copy_weights(start, model)
+    copied = [] if start is None else copy_weights(start, model, recipe.model)
     learner = new_learner(model, recipe, *build_materials(recipe, prepared))
     if start is not None and recipe.tokenizer != TokenizerConfig():
         copied.append(f"the tokenizer is that of {recipe.init}; [tokenizer] says nothing here")

@@ -13,14 +13,14 @@ from torch import Tensor
 from qkv.bundled import path_of
 from qkv.config import ModelConfig, Recipe
 from qkv.exchange.folder import open_folder
-from qkv.exchange.hf import read_model
+from qkv.exchange.hf import can_leave, read_model
 from qkv.model.transformer import Model
 from qkv.run import WEIGHTS, Run
 from qkv.schema import UserError, listed
 from qkv.text.tokenizer import Tokenizer
 
 HEADS = ("words.", "text.")  # what reads off the last layer: made anew where the other model has none, or another
-OF_TASK = ("head", "classes", "pool", "pooler")  # keys of [model] that a recipe may set, whatever the other model has
+OF_TASK = ("head", "classes", "pool", "pooler")  # keys of [model] that are this recipe's to choose
 
 
 @dataclass(frozen=True)
@@ -73,25 +73,42 @@ def config_from(start: Start, recipe: Recipe) -> ModelConfig:
             raise UserError(
                 f"model.{key} = {mine!r}, but {start.path} has {other!r}; with init, leave that key out of the recipe"
             )
+    if recipe.task == "classify" and "pooler" not in chosen:
+        chosen["pooler"] = _pooler(theirs)
     return theirs.replace(**chosen)
 
 
+def _pooler(theirs: ModelConfig) -> str:
+    """The pooler of the other model, unless only another one lets a classifier leave as a Hugging Face folder: BERT's
+    classifier has tanh, RoFormer's has the activation of its layers."""
+    for pooler in (theirs.pooler, "tanh", "gelu", "relu", "none"):
+        if can_leave(theirs.replace(head="classes", pooler=pooler)):
+            return pooler
+    return theirs.pooler
+
+
 @torch.no_grad()
-def copy_weights(start: Start, model: Model) -> list[str]:
+def copy_weights(start: Start, model: Model, config: ModelConfig) -> list[str]:
     """Give a fresh model all that the other one has learnt, and say what is new and what found no place. Anything but a
-    head must be there, in its shape."""
+    head must be there, in its shape. What answered another question is not taken over: neither the outputs of another
+    kind of head, nor a pooler with another activation."""
     own = model.state_dict()
-    new = []
+    other_question = start.config.head != config.head
+    strange = {"text.output.": other_question, "text.dense.": start.config.pooler != config.pooler}
+    new, taken = list[str](), set[str]()
     for name, tensor in own.items():
         learnt = start.weights.get(name)
-        if learnt is not None and learnt.shape == tensor.shape:
+        if any(name.startswith(part) and is_strange for part, is_strange in strange.items()):
+            new.append(name)
+        elif learnt is not None and learnt.shape == tensor.shape:
             tensor.copy_(learnt)
+            taken.add(name)
         elif name.startswith(HEADS):
             new.append(name)
         else:
             found = "is missing" if learnt is None else f"has the shape {tuple(learnt.shape)}"
             raise UserError(f"init: {start.path}: tensor {name!r} {found}; this model needs {tuple(tensor.shape)}")
-    unused = [name for name, tensor in start.weights.items() if name not in own or own[name].shape != tensor.shape]
+    unused = [name for name in start.weights if name not in taken]
     notes = []
     if new:
         notes.append(f"new, and still to be learnt: {listed(new)}")
