@@ -360,3 +360,109 @@ def _model_in(run: Path, models: list[str]) -> int:
         return -1
     assert qkv.load(run).predict(["good warm film"])[0].label in ("neg", "pos")
     return models.index(sha256(run / "model.safetensors"))
+
+
+# --- the same for hidden words and next sentences, and for a training that goes on from another model
+
+FILL = """
+task = "fill"
+seed = 11
+[data]
+corpus = "documents.txt"
+length = 32
+[tokenizer]
+vocab_size = 200
+[model]
+context = 64
+width = 16
+heads = 2
+layers = 2
+feedforward = 32
+positions = "rotary"
+embedding_norm = true
+output_bias = true
+pooler = "tanh"
+[train]
+steps = 40
+batch_tokens = 340
+learning_rate = 5e-3
+warmup = 5
+dropout = 0.2
+report_every = 1
+save_every = 7
+eval_every = 20
+[runtime]
+threads = 1
+"""
+TUNE = {"seed = 11\n": 'seed = 11\ninit = "fill-1"\n', "steps = 60": "steps = 40"}
+
+
+@pytest.fixture(scope="module")
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `fill.toml`, its uninterrupted runs `fill-1` and `fill-3` (by the number of micro-batches), and
+    `tune.toml`, which goes on from the first to labels, with `tune-1`."""
+    folder, chance = tmp_path_factory.mktemp("kinds"), random.Random(6)
+    text = write_recipe(folder).read_text()
+    for old, new in TUNE.items():
+        assert old in text
+        text = text.replace(old, new)
+    table, rest = text.split("[model]\n")
+    (folder / "tune.toml").write_text(f"{table}[train]\n{rest.split('[train]')[1].lstrip()}")
+    (folder / "fill.toml").write_text(FILL)
+    words = [*lives.GOOD, *lives.BAD, *lives.OTHER]
+    sentences = [" ".join(chance.choices(words, k=chance.choice([2, 4, 7, 11]))).capitalize() for _ in range(400)]
+    cuts = sorted(chance.sample(range(1, 400), 79))
+    documents = [". ".join(sentences[a:z]) + "." for a, z in zip([0, *cuts], [*cuts, 400], strict=True)]
+    (folder / "documents.txt").write_text("\n\n".join(documents))
+    for name, pieces in (("fill", 1), ("fill", 3), ("tune", 1)):
+        ended = learn_kind(folder, name, pieces, f"{name}-{pieces}")
+        assert ended.code == 0, ended.err
+    return folder
+
+
+def kind_words(name: str, pieces: int, run: str) -> list[str]:
+    return ["train", f"{name}.toml", "-o", run, "--set", f"train.micro_batches={pieces}"]
+
+
+def learn_kind(folder: Path, name: str, pieces: int, run: str, **death: object) -> Ended:
+    return nursery().live(folder, *kind_words(name, pieces, run), **death)
+
+
+def epoch_of(run: Path) -> int:
+    """Steps of one epoch."""
+    first = lives.timeless(run)[0]
+    return round(first["step"] / first["epoch"])
+
+
+def test_the_recipe_for_documents_has_all_that_could_go_astray(kinds: Path) -> None:
+    lines = lives.timeless(kinds / "fill-1")
+    assert all(line["words_loss"] > 0 and line["next_loss"] > 0 for line in lines)
+    assert 7 < epoch_of(kinds / "fill-1") < 20
+    assert sha256(kinds / "fill-1" / "model.safetensors") != sha256(kinds / "fill-3" / "model.safetensors")
+
+
+@pytest.mark.parametrize("name", ["fill", "tune"])
+def test_a_killed_training_of_another_kind_goes_on_to_the_same_bits(kinds: Path, name: str) -> None:
+    run = f"killed-{name}"
+    assert learn_kind(kinds, name, 1, run, after_step=24, signal=signal.SIGKILL).code == -signal.SIGKILL
+    ended = learn_kind(kinds, name, 1, run)
+    assert (ended.code, went_on_from(ended)) == (0, 21)
+    same_end(kinds / f"{name}-1", kinds / run)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("boundary", [False, True], ids=["mid-epoch", "epoch boundary"])
+@pytest.mark.parametrize(("name", "pieces"), [("fill", 1), ("fill", 3), ("tune", 1)])
+def test_every_kind_resumes_in_a_fresh_process_and_ends_equal(
+    kinds: Path, name: str, pieces: int, boundary: bool
+) -> None:
+    run, whole = f"fresh-{name}-{pieces}-{boundary}", kinds / f"{name}-{pieces}"
+    step = 2 * epoch_of(whole) if boundary else 2 * epoch_of(whole) + 5
+    first = fresh(kinds, *kind_words(name, pieces, run), death={"after_step": step, "signal": int(signal.SIGKILL)})
+    assert first.returncode == -signal.SIGKILL, first.stderr
+    assert steps_reported(kinds / run) == step
+    second = fresh(kinds, *kind_words(name, pieces, run))
+    assert second.returncode == 0, second.stderr
+    saved = went_on_from(Ended(0, second.stdout, second.stderr))
+    assert saved == max(step - step % SAVED, step - step % 20 if step >= 20 else 0)
+    same_end(whole, kinds / run)

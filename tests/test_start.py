@@ -1,4 +1,4 @@
-"""A training goes on from another model: what is taken, what is new, what does not fit. And grades instead of labels."""
+"""A training goes on from another model: what is taken, what is new, what does not fit. And grades for labels."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_a_part_that_is_another_is_refused(place: Path, tmp_path: Path) -> None:
 
 def test_a_run_without_a_model_yet_is_refused(place: Path, tmp_path: Path) -> None:
     begin(tuning(place), tmp_path / "young")
-    with pytest.raises(UserError, match="init: .*young: this run has no model yet"):
+    with pytest.raises(UserError, match=r"init: .*young: this run has no model yet"):
         qkv.train(tuning(place, init=str(tmp_path / "young")), tmp_path / "run")
 
 
@@ -223,7 +223,7 @@ def test_a_run_goes_on_only_beside_what_it_was_begun_from(place: Path, tmp_path:
         qkv.train(recipe, tmp_path / "run")
     make_folder(tmp_path / "other", "fill", seed=2)
     with pytest.raises(
-        UserError, match="run: .*other has changed since this run was begun from it; begin anew elsewhere"
+        UserError, match=r"run: .*other has changed since this run was begun from it; begin anew elsewhere"
     ):
         qkv.train(recipe, tmp_path / "run")
     assert {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()} == before
@@ -242,7 +242,7 @@ def test_what_is_frozen_stays_and_lower_layers_learn_slower(place: Path, tmp_pat
     still = {name for name in frozen if name in learnt and torch.equal(frozen[name], learnt[name])}
     low = {name for name in frozen if name.startswith("embedding.") or "embedding_norm" in name or "blocks.0" in name}
     assert still == low
-    train = {"layer_decay": 0.25, "steps": 1, "weight_decay": 0.0, "clip": 0.0, "keep": "last"}
+    train = {"layer_decay": 0.25, "steps": 1, "weight_decay": 0.0, "clip": 0.0, "schedule": "constant", "keep": "last"}
     qkv.train(tuning(place, train=train), tmp_path / "slower")
     slower = state(tmp_path / "slower")
     moved = {
@@ -312,7 +312,8 @@ def test_grades_come_in_the_units_of_the_file(graded: Path, place: Path) -> None
     last = Run(graded).metrics()[-1]
     assert last["validation_pearson"] > 0.5
     assert {"validation_spearman", "validation_error"} <= last.keys()
-    rows = [(text, float(score)) for text, score in list(csv.reader((place / "grades.csv").open()))[1:]]
+    with (place / "grades.csv").open() as file:
+        rows = [(text, float(score)) for text, score in list(csv.reader(file))[1:]]
     answers = np.array([answer.value for answer in qkv.load(graded).predict([text for text, _ in rows])], float)
     grades = np.array([grade for _, grade in rows])
     assert abs(answers.mean() - grades.mean()) < 0.5 * grades.std()

@@ -50,22 +50,23 @@ class Curves:
     best_step: int | None = None
 
 
-def curves(path: Path, runs: Sequence[Curves], title: str) -> None:
-    """Loss and accuracy over steps, of one run or several, as PNG or SVG by the suffix of the path."""
+def curves(path: Path, runs: Sequence[Curves], title: str, right: str = "validation accuracy") -> None:
+    """Loss and accuracy over steps, of one run or several, as PNG or SVG by the suffix of the path. `right` names what
+    is drawn on the right."""
     if not runs:
         raise UserError(f"{path}: no run to draw; give at least one")
     with _figure(path, title, 10.0, 4.4 + 0.25 * len(runs)) as figure:
-        left, right = figure.subplots(1, 2)
+        left, beside = figure.subplots(1, 2)
         left.set_title("loss in nats: training thin, validation marked" if _judged(runs) else "loss in nats")
-        right.set_title("validation accuracy")
+        beside.set_title(_shown(right, LONGEST_NAME))
         faint = 0.55 if len(runs) <= 3 else 0.25
-        lines = [_draw_run(left, right, run, number, faint) for number, run in enumerate(runs)]
-        for axes in (left, right):
+        lines = [_draw_run(left, beside, run, number, faint) for number, run in enumerate(runs)]
+        for axes in (left, beside):
             _over_steps(axes, max((point[0] for run in runs for point in (*run.train, *run.validation)), default=1))
         if not any(math.isfinite(point[1]) for run in runs for point in (*run.train, *run.validation)):
             _say(left, "no loss yet")
             left.set_ylim(0, 1)
-        _accuracies(right, runs)
+        _accuracies(beside, runs)
         figure.legend(lines, [_entry(run) for run in runs], loc="outside lower center", frameon=False)
 
 

@@ -224,10 +224,11 @@ def plan(
             raise UserError("--set and --json need a preset or recipe: qkv plan PRESET|RECIPE")
         show.show_presets(_console())
         return
+    from qkv.learn.start import with_parts
     from qkv.plan import make_plan
     from qkv.recipes import resolve
 
-    recipe = resolve(source, settings or ())
+    recipe = with_parts(resolve(source, settings or ()))
     made = make_plan(recipe, length)
     if as_json:
         print(json.dumps(show.as_json(source, recipe, made)))

@@ -16,6 +16,9 @@ from qkv.schema import UserError
 from qkv.verify import Finding, Kill, Verdict, crash_test, this_command
 
 
+QUALITIES = ("validation_accuracy", "validation_word_accuracy", "validation_pearson")  # whichever a run has
+
+
 def show_comparison(console: Console, paths: Sequence[Path], picture: Path | None) -> None:
     """Figures of some runs side by side, and why the others differ from the first."""
     runs = [Run(path) for path in paths]
@@ -48,7 +51,9 @@ def _row(run: Run) -> list[str]:
     if not judged:
         return [str(run.path), *figures, "", "", "", ""]
     best = min(judged, key=lambda line: line["validation_loss"])
-    found = [f"{best['step']:,}", f"{best['validation_loss']:.4f}", f"{best['validation_accuracy']:.4f}"]
+    quality = next((best[name] for name in QUALITIES if name in best), None)
+    shown = "" if quality is None else f"{quality:.4f}"
+    found = [f"{best['step']:,}", f"{best['validation_loss']:.4f}", shown]
     return [str(run.path), *figures, *found, _sparks([line["validation_loss"] for line in judged])]
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -187,22 +186,31 @@ def findings_as_json(findings: Findings) -> str:
 
 
 def save_curves(runs: Sequence[Run], path: Path) -> None:
-    drawn = []
-    for run in runs:
-        lines = run.metrics()
-        judged = [line for line in lines if "validation_loss" in line]
-        drawn.append(
-            pictures.Curves(
-                name=run.path.name,
-                train=[(line["step"], line["loss"]) for line in lines],
-                validation=[(n["step"], n["validation_loss"], _quality(n)) for n in judged],
-                best_step=run.facts().get("step"),
+    drawn = [curve for run in runs for curve in _curves(run)]
+    titles = dict.fromkeys(title for title, _ in drawn)
+    pictures.curves(path, [curve for _, curve in drawn], "Loss and accuracy", right=", ".join(titles))
+
+
+def _curves(run: Run) -> Iterator[tuple[str, pictures.Curves]]:
+    """What is drawn of a run, and what its right half shows: one curve, or one for each part of its loss."""
+    lines, best, name = run.metrics(), run.facts().get("step"), run.path.name
+    for title, part, quality, suffix in (
+        ("validation accuracy", "", "accuracy", ""),
+        ("correlation", "", "pearson", ""),
+        ("share of words guessed, of pairs judged", "word_", "word_accuracy", ": words"),
+        ("share of words guessed, of pairs judged", "next_", "next_accuracy", ": next sentence"),
+    ):
+        judged = [line for line in lines if f"validation_{quality}" in line]
+        key = {"": "loss", "word_": "words_loss", "next_": "next_loss"}[part]
+        if judged:
+            yield (
+                title,
+                pictures.Curves(
+                    name=name + suffix,
+                    train=[(line["step"], line.get(key, line["loss"])) for line in lines],
+                    validation=[(n["step"], n[f"validation_{part}loss"], n[f"validation_{quality}"]) for n in judged],
+                    best_step=best,
+                ),
             )
-        )
-    pictures.curves(path, drawn, "Loss and accuracy")
-
-
-def _quality(line: dict[str, Any]) -> float:
-    """The figure that is drawn beside the loss: the share of right labels or words, or the correlation of grades."""
-    names = ("validation_accuracy", "validation_word_accuracy", "validation_pearson")
-    return next(line[name] for name in names if name in line)
+    if not any("validation_loss" in line for line in lines):
+        yield "validation accuracy", pictures.Curves(name, [(line["step"], line["loss"]) for line in lines], [], best)

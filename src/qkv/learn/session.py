@@ -25,7 +25,7 @@ from qkv.exchange.written import Written
 from qkv.learn.card import root_files
 from qkv.learn.material import Material, Standard, build_documents, build_texts, drawn, some_rows
 from qkv.learn.optim import optimiser_tensors, restore_optimiser
-from qkv.learn.start import Start, config_from, copy_weights, read_start
+from qkv.learn.start import Start, config_from, copy_weights, head_of, read_start
 from qkv.learn.train import Learner, Progress, Report, new_learner, train
 from qkv.model.build import build_model
 from qkv.model.transformer import EncoderDecoder, Model
@@ -198,13 +198,10 @@ def finished_recipe(recipe: Recipe, source: Source, prepared: Prepared, start: S
     model, size = recipe.model if start is None else config_from(start, recipe), prepared.tokenizer.size
     if start is None and model.vocabulary not in (0, size) and model.preset == "none":
         raise UserError(f"model.vocabulary = {model.vocabulary}, but the tokenizer has {size} tokens; accepted: 0")
-    changed: dict[str, Any] = {} if start is not None else {"vocabulary": size}
-    if recipe.task == "fill":
-        changed["head"] = "pretraining" if recipe.train.next_sentence else "words"
-        paired = recipe.train.next_sentence
-    else:
-        changed |= {"head": "grade"} if model.head == "grade" else {"head": "classes", "classes": len(prepared.labels)}
-        paired = prepared.train.pairs
+    changed: dict[str, Any] = {"head": head_of(recipe), **({} if start is not None else {"vocabulary": size})}
+    if changed["head"] == "classes":
+        changed["classes"] = len(prepared.labels)
+    paired = prepared.train.pairs or changed["head"] == "pretraining"
     if paired and start is None and model.family == "encoder" and model.segments < 2:
         changed["segments"] = 2
     columns = [files.columns for files in source.files["corpus"]]

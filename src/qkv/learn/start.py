@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qkv.bundled import path_of
-from qkv.config import ModelConfig, Recipe
+from qkv.config import Head, ModelConfig, Recipe
 from qkv.exchange.folder import open_folder
 from qkv.exchange.hf import can_leave, read_model
 from qkv.model.transformer import Model
@@ -20,7 +20,7 @@ from qkv.schema import UserError, listed
 from qkv.text.tokenizer import Tokenizer
 
 HEADS = ("words.", "text.")  # what reads off the last layer: made anew where the other model has none, or another
-OF_TASK = ("head", "classes", "pool", "pooler")  # keys of [model] that are this recipe's to choose
+OF_TASK = ("classes", "pool", "pooler")  # keys of [model] that are this recipe's to choose
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,12 @@ def read_start(recipe: Recipe) -> Start | None:
     return Start(path, config, weights, tokenizer, _sha256(weights))
 
 
+def with_parts(recipe: Recipe) -> Recipe:
+    """A recipe whose model has the parts of the one it goes on from."""
+    start = read_start(recipe)
+    return recipe if start is None else recipe.replace(model=config_from(start, recipe).model_dump())
+
+
 def config_from(start: Start, recipe: Recipe) -> ModelConfig:
     """The other model's parts, with the head that this recipe's task needs. A key of [model] that the recipe sets to
     something else is an error: parts cannot change under learnt weights."""
@@ -64,7 +70,7 @@ def config_from(start: Start, recipe: Recipe) -> ModelConfig:
         raise UserError(f"init: {start.path}: is of family {theirs.family!r}; this recipe has {ours.family!r}")
     usual, chosen = ModelConfig(), dict[str, object]()
     for key, mine in ours:
-        if mine == getattr(usual, key):
+        if mine == getattr(usual, key) or key == "head":
             continue
         other = getattr(theirs.resolve(), key)
         if key in OF_TASK:
@@ -75,7 +81,14 @@ def config_from(start: Start, recipe: Recipe) -> ModelConfig:
             )
     if recipe.task == "classify" and "pooler" not in chosen:
         chosen["pooler"] = _pooler(theirs)
-    return theirs.replace(**chosen)
+    return theirs.replace(**chosen, head=head_of(recipe))
+
+
+def head_of(recipe: Recipe) -> Head:
+    """The head that a recipe's task needs."""
+    if recipe.task == "fill":
+        return "pretraining" if recipe.train.next_sentence else "words"
+    return "grade" if recipe.model.head == "grade" else "classes"
 
 
 def _pooler(theirs: ModelConfig) -> str:
