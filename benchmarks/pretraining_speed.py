@@ -51,7 +51,7 @@ from qkv.data.examples import Framed
 from qkv.data.prepare import Prepared, prepare
 from qkv.data.source import open_source
 from qkv.learn.material import Documents
-from qkv.learn.session import build_materials, finished_recipe, form_of, fresh_model
+from qkv.learn.setup import build_materials, finished_recipe, form_of, fresh_model
 from qkv.learn.train import Learner, new_learner, train
 from qkv.text.catalog import cache_folder
 from qkv.text.tokenizer import Tokenizer

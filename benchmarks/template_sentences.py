@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from table import head, row
 
 from qkv import api
-from qkv.predict import Predictor, Text
+from qkv.predict import Predictor
+from qkv.prediction import Text
 from qkv.schema import UserError, listed
 
 PATTERNS = [  # plain, negated, which kind of word

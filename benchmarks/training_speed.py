@@ -53,7 +53,7 @@ from qkv.config import ModelConfig, Recipe
 from qkv.data.prepare import Prepared, prepare
 from qkv.data.source import Source, open_source
 from qkv.learn.material import Texts
-from qkv.learn.session import build_materials, finished_recipe, fresh_model
+from qkv.learn.setup import build_materials, finished_recipe, fresh_model
 from qkv.learn.train import Learner, new_learner, train
 from qkv.text.catalog import cache_folder
 

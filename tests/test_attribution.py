@@ -23,7 +23,8 @@ from qkv.config import ModelConfig
 from qkv.exchange.names import Names
 from qkv.explain import STEPS, deciding_words, token_scores
 from qkv.model import Decoder, Encoder, build_model
-from qkv.predict import Padded, Predictor, Reading
+from qkv.predict import Predictor
+from qkv.prediction import Padded, Reading
 from qkv.schema import UserError
 from qkv.text.tokenizer import Tokenizer
 

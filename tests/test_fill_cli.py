@@ -44,7 +44,7 @@ embedding_norm = true
 pooler = "tanh"
 output_bias = true
 [train]
-steps = 150
+steps = 240
 batch_tokens = 512
 learning_rate = 1e-2
 warmup = 20
@@ -66,7 +66,7 @@ PAIR_HEAD = {
 def document(chance: random.Random) -> str:
     """A few sentences about one thing."""
     who, does, what = chance.choice(TOPICS)
-    return " ".join(f"The {chance.choice(who)} {does} the {what}." for _ in range(chance.randint(3, 5)))
+    return " ".join(f"The {chance.choice(who)} {does} the {what}." for _ in range(chance.randint(1, 5)))
 
 
 def documents(count: int, seed: int = 1) -> list[str]:
@@ -106,7 +106,7 @@ def run(place: Path, trained: Ended) -> Path:
 def test_a_training_says_how_it_goes(run: Path, trained: Ended) -> None:
     assert re.search(r"^docs: \d+ train, \d+ validation, \d+ test documents$", trained.err, re.M)
     told = re.findall(r"words (\S+), perplexity (\S+), next sentence (\S+), loss", trained.err)
-    assert len(told) == 5
+    assert len(told) == 8
     assert float(told[-1][1]) < 0.5 * float(told[0][1])
     for word in ("word accuracy", "perplexity", "next accuracy", "run: done; curves.png"):
         assert word in trained.out
@@ -123,7 +123,7 @@ def test_the_card_has_the_figures_and_the_curves(run: Path, place: Path) -> None
     assert "![How it learnt](curves.png)" in card
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
     found = json.loads(nursery().live(place, "eval", run, "--json").out)
-    assert f"On {found.pop('rows')} held-out rows" in card
+    assert f"On {found.pop('documents')} held-out documents" in card
     assert {"loss", "word_loss", "word_accuracy", "perplexity", "next_loss", "next_accuracy"} == found.keys()
     for name, value in found.items():
         assert f"| {name.replace('_', ' ')} | {value:.4f} |" in card
@@ -138,7 +138,7 @@ def test_eval_on_its_own_documents_and_on_others(run: Path, place: Path) -> None
     (place / "other.txt").write_text("\n\n".join(documents(20, seed=9)))
     (place / "noise.txt").write_text("\n\n".join(" ".join(reversed(text.split())) for text in documents(20, seed=9)))
     found = [json.loads(nursery().live(place, "eval", run, "--data", name, "--json").out) for name in OTHERS]
-    assert [one["rows"] for one in found] == [20, 20]
+    assert [one["documents"] for one in found] == [20, 20]
     assert found[0]["perplexity"] < 0.5 * found[1]["perplexity"]
     (place / "none.txt").write_text("\n\n")
     refused = nursery().live(place, "eval", run, "--data", "none.txt")
@@ -180,7 +180,7 @@ def test_predict_judges_whether_a_text_is_the_next(run: Path, place: Path) -> No
 
 def test_pairs_and_single_texts_are_answered_in_their_order(run: Path) -> None:
     model = qkv.load(run)
-    texts = [
+    texts: list[str | tuple[str, str]] = [
         "The sailor sails the [MASK].",
         ("a boat", "the case of a judge"),
         "[MASK]",
@@ -217,7 +217,7 @@ def test_transformers_gives_the_same_scores_for_words(run: Path) -> None:
     assert ids[0].tolist() == ours.tokenizer.encode([text])[0].ids
     with torch.no_grad():
         expected = theirs.eval()(input_ids=ids).logits
-        found = ours.model.logits(ours.model(ids))  # type: ignore[operator, union-attr]
+        found = ours.model.logits(ours.model(ids))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     assert expected.std() > 0.1
 
@@ -227,7 +227,7 @@ def test_an_export_is_certified_and_still_judges_pairs(run: Path, place: Path, h
     ended = nursery().live(place, "export", run, "-o", f"out-{half}", *(["--half"] if half else []))
     assert ended.code == 0, ended.err
     assert ended.out.startswith(f"out-{half}: RoFormerForMaskedLM\nlargest difference to transformers ")
-    texts = ["The sailor sails the [MASK].", ("a boat", "the case of a judge")]
+    texts: list[str | tuple[str, str]] = ["The sailor sails the [MASK].", ("a boat", "the case of a judge")]
     ours, theirs = qkv.load(run).predict(texts), qkv.load(place / f"out-{half}").predict(texts)
     assert ours[0].output == theirs[0].output
     assert ours[1].probabilities == pytest.approx(theirs[1].probabilities, abs=1e-2 if half else 1e-6)
@@ -246,7 +246,7 @@ def test_without_next_sentences_only_words_are_learnt(place: Path, trained: Ende
     with pytest.raises(UserError, match="text 2 is a pair; this model takes one text at a time"):
         qkv.load(place / "words").predict(["a [MASK]", ("a", "b")])
     found = json.loads(nursery().live(place, "eval", "words", "--json").out)
-    assert found.keys() == {"rows", "loss", "word_loss", "word_accuracy", "perplexity"}
+    assert found.keys() == {"documents", "loss", "word_loss", "word_accuracy", "perplexity"}
     theirs, report = transformers.AutoModelForMaskedLM.from_pretrained(place / "words", output_loading_info=True)
     assert type(theirs).__name__ == "RoFormerForMaskedLM"
     assert not report["unexpected_keys"]

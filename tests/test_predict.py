@@ -12,7 +12,8 @@ import transformers
 from small_folders import IDS, make_folder
 
 import qkv
-from qkv.predict import BATCH_TOKENS, Predictor, _batches
+from qkv.predict import Predictor
+from qkv.prediction import BATCH_TOKENS, batches
 from qkv.schema import UserError
 
 transformers.utils.logging.disable_progress_bar()
@@ -182,6 +183,6 @@ def test_without_a_tokenizer_there_is_a_model_but_no_text(folders: dict[str, Pat
 
 def test_batches_are_bounded_and_lose_nothing() -> None:
     lengths = [int(n) for n in np.random.default_rng(0).integers(1, 3000, 500)]
-    batches = list(_batches(lengths))
-    assert sorted(n for batch in batches for n in batch) == list(range(500))
-    assert all(len(batch) == 1 or len(batch) * max(lengths[n] for n in batch) <= BATCH_TOKENS for batch in batches)
+    made = list(batches(lengths))
+    assert sorted(n for batch in made for n in batch) == list(range(500))
+    assert all(len(batch) == 1 or len(batch) * max(lengths[n] for n in batch) <= BATCH_TOKENS for batch in made)

@@ -107,6 +107,8 @@ def test_all_but_the_head_is_taken_to_the_bit(place: Path, tmp_path: Path) -> No
     assert not any("[tokenizer]" in note for note in session.notes)
     other = begin(tuning(place, tokenizer={"vocab_size": 50}), tmp_path / "other")
     assert f"the tokenizer is that of {place / 'pre'}; [tokenizer] says nothing here" in other.notes
+    pooled = begin(tuning(place, model={"pooler": "relu"}), tmp_path / "pooled")
+    assert "text.dense.weight" in pooled.notes[0]
 
 
 def test_what_judged_pairs_is_no_head_for_two_labels(place: Path, tmp_path: Path) -> None:

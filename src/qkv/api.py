@@ -15,7 +15,8 @@ from qkv.data.source import open_source
 from qkv.learn.finish import finish, test_rows
 from qkv.learn.metrics import Findings
 from qkv.learn.score import score
-from qkv.learn.session import Session, check_recipe, open_session
+from qkv.learn.session import Session, open_session
+from qkv.learn.setup import check_recipe
 from qkv.learn.train import Report
 from qkv.predict import Predictor, load_predictor
 from qkv.run import Run

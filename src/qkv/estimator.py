@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from qkv import api, disk, presets, recipes
 from qkv.config import Recipe
 from qkv.data.split import place_of
-from qkv.predict import Predictor, Text
+from qkv.predict import Predictor
+from qkv.prediction import Text
 from qkv.schema import UserError, override
 from qkv.text.tokenizer import check_text
 

@@ -18,7 +18,8 @@ from qkv.data.examples import windows
 from qkv.model.attention import Attention, How, View, fused, weigh
 from qkv.model.masks import positions_of
 from qkv.model.transformer import Decoder, Encoder, EncoderDecoder
-from qkv.predict import Padded, Predictor
+from qkv.predict import Predictor
+from qkv.prediction import Padded
 from qkv.schema import UserError, nearest
 from qkv.text.tokenizer import Encoded
 

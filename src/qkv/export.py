@@ -58,7 +58,8 @@ def export_hf(run: Path, target: Path, *, half: bool = False) -> Certificate:
         _round(model)
     written = write_model(model.eval(), config, carried(source.config, config))
     if half:
-        written = replace(written, tensors={name: tensor.half() for name, tensor in written.tensors.items()})
+        tensors = {n: t if n in written.computed else t.half() for n, t in written.tensors.items()}
+        written = replace(written, tensors=tensors)
     names = (*TOKENIZER_FILES, *(RUN_FILES if trained else ()))
     files = {name: content for name in names if (content := source.content(name)) is not None}
     before = (source.content("README.md") or b"").decode() if trained else ""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,79 +26,15 @@ from qkv.exchange.names import Names, names_of
 from qkv.model.cache import Cache
 from qkv.model.heads import POOLS
 from qkv.model.transformer import Decoder, Encoder, EncoderDecoder, Model, hidden_states, text_answers
+from qkv.prediction import Padded, Prediction, Reading, Text, batches
 from qkv.run import WEIGHTS, Run
 from qkv.schema import UserError, listed
 from qkv.text.tokenizer import Encoded, Side, Tokenizer
 
-BATCH_TOKENS = 8192  # of one forward pass, padding counted
 USUAL_ANSWER = 64  # tokens of a continuation or translation, unless asked otherwise
 LONGEST_ANSWER = 100_000
 FOLLOWS = ("next", "not next")  # what the two outputs of a model that judges pairs say, in BERT's order
 T = TypeVar("T")
-Text = str | tuple[str, str]  # one text, or a pair
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """What a model says about one text. Which fields are filled depends on its task."""
-
-    text: Text
-    label: str | None = None
-    probabilities: dict[str, float] | None = None
-    value: float | None = None
-    output: str | None = None
-    log_probability: float | None = None
-    alternatives: list[dict[str, Any]] | None = None
-    cut: bool = False  # not all of the text fitted
-
-    def to_json(self) -> dict[str, Any]:
-        filled = {name: value for name, value in vars(self).items() if value is not None and name != "cut"}
-        return {**filled, "cut": True} if self.cut else filled
-
-    def __str__(self) -> str:
-        """One line, whatever the text."""
-        if self.label is not None and self.probabilities is not None:
-            return f"{self.label}  {self.probabilities[self.label]:.4f}"
-        if self.value is not None:
-            return f"{self.value:.4f}"
-        ranked = "".join(f"  {a['word']} {a['probability']:.3f}" for a in self.alternatives or [])
-        return " ".join((self.output or "").split()) + (f"   |{ranked}" if ranked else "")
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How a trained model wants its texts. A model from elsewhere says nothing of it."""
-
-    length: int | None = None  # most tokens in one piece
-    windows: bool = False  # a longer text is read in overlapping windows, not cut
-    pairs: bool = False  # every text is a pair
-    trained: bool = False  # by us: what looks like a special token in a text is text, as it was in training
-    temperature: float = 1.0  # by which its scores were divided already
-
-
-@dataclass(frozen=True)
-class Padded:
-    """Texts of similar length side by side, padded on the right."""
-
-    numbers: list[int]  # which of all texts these are
-    texts: list[Text]
-    encoded: list[Encoded]
-    tokens_BL: Tensor
-    segments_BL: Tensor
-    keep_BL: Tensor
-
-    @staticmethod
-    def of(numbers: list[int], texts: Sequence[Text], everything: list[Encoded]) -> Padded:
-        encoded = [everything[n] for n in numbers]
-        length = max(len(one.ids) for one in encoded)
-        shape = (len(encoded), length)
-        tokens_BL, segments_BL = torch.zeros(shape, dtype=torch.long), torch.zeros(shape, dtype=torch.long)
-        keep_BL = torch.zeros(shape, dtype=torch.bool)
-        for row, one in enumerate(encoded):
-            tokens_BL[row, : len(one.ids)] = torch.tensor(one.ids, dtype=torch.long)
-            segments_BL[row, : len(one.ids)] = torch.tensor(one.segments, dtype=torch.long)
-            keep_BL[row, : len(one.ids)] = True
-        return Padded(numbers, [texts[n] for n in numbers], encoded, tokens_BL, segments_BL, keep_BL)
 
 
 class Predictor:
@@ -165,12 +100,7 @@ class Predictor:
         if pairs and head != "pretraining":
             raise UserError(f"text {pairs[0] + 1} is a pair; this model takes one text at a time")
         if isinstance(model, Encoder):
-            if not pairs:
-                return self._in_batches(texts, lambda batch: self._fill(model, batch, top), seen=seen)
-            judged = iter(self._in_batches([texts[n] for n in pairs], self._next, seen=seen))
-            single = [text for text in texts if isinstance(text, str)]
-            filled = iter(self._in_batches(single, lambda batch: self._fill(model, batch, top), seen=seen))
-            return [next(filled if isinstance(text, str) else judged) for text in texts]
+            return self._in_batches(texts, lambda batch: self._fill_or_judge(model, batch, top), seen=seen)
         room = max_tokens if isinstance(model, Decoder) else 0
         return self._in_batches(texts, lambda batch: self._answer(model, batch, max_tokens), room, seen)
 
@@ -217,7 +147,7 @@ class Predictor:
     ) -> list[T]:
         """Answers in the order given, computed shortest first in batches of bounded size."""
         answers: dict[int, T] = {}
-        for numbers in _batches([len(one.ids) for one in encoded]):
+        for numbers in batches([len(one.ids) for one in encoded]):
             batch = Padded.of(numbers, texts, encoded)
             answers.update(zip(numbers, answer(batch), strict=True))
             seen(len(numbers))
@@ -284,6 +214,17 @@ class Predictor:
     def _scores(self, batch: Padded) -> list[Tensor]:
         assert not isinstance(self.model, EncoderDecoder), "judged by its head before"
         return list(text_answers(self.model, batch.tokens_BL, batch.keep_BL, self._segments(batch)))
+
+    def _fill_or_judge(self, model: Encoder, batch: Padded, top: int) -> list[Prediction]:
+        """Words for the masks of single texts; of pairs, whether the second text is the next."""
+        pairs = [row for row, text in enumerate(batch.texts) if not isinstance(text, str)]
+        singles = [row for row, text in enumerate(batch.texts) if isinstance(text, str)]
+        answers: dict[int, Prediction] = {}
+        if pairs:
+            answers.update(zip(pairs, self._next(batch.some(pairs)), strict=True))
+        if singles:
+            answers.update(zip(singles, self._fill(model, batch.some(singles), top), strict=True))
+        return [answers[row] for row in range(len(batch.texts))]
 
     def _next(self, batch: Padded) -> list[Prediction]:
         """Whether the second text of a pair is the next after the first."""
@@ -397,15 +338,3 @@ def _begin(model: Decoder | EncoderDecoder, batch: Padded, names: Names) -> tupl
         return logits_NV, cache
     hidden_BLD, cache = model.step(batch.tokens_BL, model.start(len(batch.texts)), batch.keep_BL)
     return model.logits(POOLS["last"](hidden_BLD, batch.keep_BL)), cache
-
-
-def _batches(lengths: list[int]) -> Iterator[list[int]]:
-    """Numbers of texts that go together: shortest first, at most BATCH_TOKENS with padding, one at least."""
-    batch: list[int] = []
-    for number in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (len(batch) + 1) * lengths[number] > BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(number)
-    if batch:
-        yield batch

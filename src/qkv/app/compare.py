@@ -15,7 +15,6 @@ from qkv.runtime import differences
 from qkv.schema import UserError
 from qkv.verify import Finding, Kill, Verdict, crash_test, this_command
 
-
 QUALITIES = ("validation_accuracy", "validation_word_accuracy", "validation_pearson")  # whichever a run has
 
 

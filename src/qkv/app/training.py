@@ -144,7 +144,7 @@ def show_findings(console: Console, findings: Findings, *, details: bool = True)
         table = Table("figure", "value", box=None, padding=(0, 1))
         for name, value in whole.values.items():
             table.add_row(name.replace("_", " "), f"{value:.4f}")
-        console.print(f"on {whole.rows:,} held-out rows")
+        console.print(f"on {whole.rows:,} held-out {whole.what}")
         console.print(table)
         return
     _show_scores(console, {name: s for name, s in findings.items() if isinstance(s, Scores)}, details=details)

@@ -18,6 +18,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 import filelock
 
@@ -28,7 +30,7 @@ from qkv.data.split import PARTS, Part
 from qkv.data.store import Store, Writer, open_store, read_facts
 from qkv.schema import UserError, fits_a_line, listed
 from qkv.text.corpus import Row
-from qkv.text.sentences import SPLITTERS
+from qkv.text.sentences import SPLITTERS, english
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.vocabulary import train_tokenizer
 
@@ -100,7 +102,9 @@ def prepare(
     tokenizer is trained as wanted, or it is given."""
     # The order in which label names are given is the order of the labels, and no part of the data's hash.
     by = hashed(wanted.to_json()) if isinstance(wanted, Tokenizer) else wanted.model_dump()
-    folder = cache / "stores" / hashed([VERSION, source.data_hash, list(source.label_names), by, vars(form)])[:32]
+    holds = {**vars(form), "sentences": _identity(form.sentences)}
+    parts = [VERSION, source.data_hash, list(source.label_names), by, holds]
+    folder = cache / "stores" / hashed(parts)[:32]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(folder.with_suffix(".lock")):
@@ -181,6 +185,21 @@ def splitter_of(name: str) -> Callable[[str], list[str]]:
     if name not in SPLITTERS:
         raise UserError(f"data.sentences = {name!r}: must be one of {listed(SPLITTERS)}")
     return SPLITTERS[name]
+
+
+def _identity(splitter: str | None) -> str | None:
+    """What a splitter is known by: one of your own also by its code, so that a changed one makes stores anew."""
+    if splitter is None:
+        return None
+    function = splitter_of(splitter)
+    ours = getattr(function, "__module__", None) == english.__module__
+    code = getattr(function, "__code__", None)
+    return splitter if ours or code is None else f"{splitter} {hashed(_content(code))}"
+
+
+def _content(code: CodeType) -> list[Any]:
+    consts = [_content(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    return [code.co_code.hex(), list(code.co_names), consts]
 
 
 def grade_of(label: str, place: str) -> float:

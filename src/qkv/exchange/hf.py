@@ -73,13 +73,14 @@ def write_model(model: Model, config: ModelConfig, carried: Mapping[str, Any] | 
         ours = own[name].detach() if name in own else _added(name, weight, own)
         for their_name, tensor in zip(foreign, rule.write(ours, theirs.resolve()), strict=True):
             tensors[their_name.replace("@", prefix)] = tensor.contiguous()
-    if variant.name not in architecture.recomputed_by:
-        for name, size in architecture.sinusoids.items():
-            tensors[name.replace("@", prefix)] = sinusoid(*size(theirs.resolve()))
+    tables = {} if variant.name in architecture.recomputed_by else architecture.sinusoids
+    computed = {name.replace("@", prefix): sinusoid(*size(theirs.resolve())) for name, size in tables.items()}
+    tensors |= computed
     for idle, name in architecture.idle.items():
         if name.replace("@", prefix) in tensors:
             tensors[idle.replace("@", prefix)] = tensors[name.replace("@", prefix)].clone()
-    return Written(variant.name, _write_config(theirs, architecture, variant, carried or {}), tensors)
+    said = _write_config(theirs, architecture, variant, carried or {})
+    return Written(variant.name, said, tensors, frozenset(computed))
 
 
 def _architecture(folder: Folder) -> Architecture:

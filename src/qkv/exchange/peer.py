@@ -21,6 +21,7 @@ def their_scores(name: str, folder: Path, texts: list[Tensor]) -> tuple[Tensor, 
     """All that their class says about texts (1, L), in one row, loaded from a folder as users do; and who says it."""
     transformers = importlib.import_module("transformers")
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # tensors of ours that it passes over are not worth a report
     model = getattr(transformers, name).from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
     scores = []
     for tokens in texts:

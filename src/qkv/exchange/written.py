@@ -10,8 +10,9 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Written:
-    """The name of its class, its config.json and its weights."""
+    """The name of its class, its config.json and its weights; `computed` are tables among them that are not learnt."""
 
     name: str
     config: dict[str, Any]
     tensors: dict[str, Tensor]
+    computed: frozenset[str] = frozenset()

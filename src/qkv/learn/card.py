@@ -58,7 +58,7 @@ loads as `{architecture}`.
 
 ## Data
 
-`{recipe.data.corpus}`: {rows} rows. {_parts(recipe, prepared, progress)}
+`{recipe.data.corpus}`: {rows} {"documents" if recipe.task == "fill" else "rows"}. {_parts(recipe, prepared, progress)}
 
 sha256 of the data as read: `{prepared.data_hash}`
 
@@ -114,7 +114,7 @@ def _figures(findings: Findings | None) -> str:
     whole = findings["all"]
     if isinstance(whole, Figures):
         told = [f"| {name.replace('_', ' ')} | {value:.4f} |" for name, value in whole.values.items()]
-        return "\n".join([f"On {whole.rows:,} held-out rows:", "", "| figure | value |", "|---|---|", *told])
+        return "\n".join([f"On {whole.rows:,} held-out {whole.what}:", "", "| figure | value |", "|---|---|", *told])
     lines = ["| rows | count | accuracy | 95% interval | macro F1 | calibration error |", "|---|---|---|---|---|---|"]
     for group, s in findings.items():
         assert isinstance(s, Scores)

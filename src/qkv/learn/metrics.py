@@ -58,9 +58,10 @@ class Figures:
 
     rows: int
     values: dict[str, float]
+    what: str = "rows"  # or documents
 
     def to_json(self) -> dict[str, Any]:
-        return {"rows": self.rows, **self.values}
+        return {self.what: self.rows, **self.values}
 
 
 Findings = Mapping[str, Scores] | Mapping[str, Figures]  # under "all", and by group where rows have one

@@ -12,7 +12,8 @@ from qkv.data.prepare import grade_of, sentences_of
 from qkv.learn import metrics
 from qkv.learn.evaluate import judge_words
 from qkv.learn.material import build_documents
-from qkv.predict import Predictor, Text
+from qkv.predict import Predictor
+from qkv.prediction import Text
 from qkv.schema import UserError, listed
 from qkv.text.corpus import Row
 
@@ -50,7 +51,7 @@ def score_documents(predictor: Predictor, rows: Iterable[Row], recipe: Recipe | 
     if not len(material):
         raise UserError("no documents with text to evaluate on")
     found = judge_words(predictor.model, material)
-    return metrics.Figures(len(material), {"loss": found.loss, **found.figures})
+    return metrics.Figures(len(material), {"loss": found.loss, **found.figures}, "documents")
 
 
 def score_rows(predictor: Predictor, rows: Iterable[Labelled], say: Say = _silent) -> dict[str, metrics.Scores]:

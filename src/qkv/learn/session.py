@@ -5,30 +5,23 @@ The same call begins and resumes. What is on the disk after any instant is enoug
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tokenizers
-import torch
 
 from qkv import runtime
 from qkv.config import Recipe, TokenizerConfig
-from qkv.data.prepare import Form, Prepared, prepare, splitter_of
+from qkv.data.prepare import Prepared, prepare
 from qkv.data.source import Source, open_source
-from qkv.exchange.hf import write_model
-from qkv.exchange.own import write_own
-from qkv.exchange.written import Written
 from qkv.learn.card import root_files
-from qkv.learn.material import Material, Standard, build_documents, build_texts, drawn, some_rows
 from qkv.learn.optim import optimiser_tensors, restore_optimiser
-from qkv.learn.start import Start, config_from, copy_weights, head_of, read_start
+from qkv.learn.setup import build_materials, check_recipe, finished_recipe, form_of, fresh_model
+from qkv.learn.shipping import written_model
+from qkv.learn.start import Start, copy_weights, read_start
 from qkv.learn.train import Learner, Progress, Report, new_learner, train
-from qkv.model.build import build_model
-from qkv.model.transformer import EncoderDecoder, Model
 from qkv.run import MAY_CHANGE, Checkpoint, Run, changes
 from qkv.schema import UserError
 from qkv.text.catalog import cache_folder
@@ -110,48 +103,6 @@ def open_session(recipe: Recipe, path: Path, say: Say = lambda sentence: None) -
     return session
 
 
-def form_of(recipe: Recipe) -> Form:
-    """What a recipe's stores are to hold."""
-    return Form(recipe.model.head == "grade", recipe.data.sentences if recipe.task == "fill" else None)
-
-
-def build_materials(recipe: Recipe, prepared: Prepared) -> tuple[Material, Material]:
-    """What is learnt from, and what it is judged by."""
-    tokenizer = prepared.tokenizer
-    if recipe.task == "fill":
-        documents = np.unique(prepared.train.labels_R)
-        wanted = documents[drawn(len(documents), recipe.data.rows, recipe.seed)]
-        some = some_rows(prepared.train, np.flatnonzero(np.isin(prepared.train.labels_R, wanted)))
-        train, validation = (build_documents(recipe, store, tokenizer) for store in (some, prepared.validation))
-        if recipe.train.next_sentence and len(train) < 2:
-            raise UserError(
-                f"{recipe.data.corpus}: {len(train)} document to learn from: a next sentence can only be told from one "
-                "of another document; accepted: train.next_sentence=false, or more documents (data.documents)"
-            )
-        return train, validation
-    some = some_rows(prepared.train, drawn(len(prepared.train), recipe.data.rows, recipe.seed))
-    standard = standard_of(recipe, prepared)
-    train_texts, validation_texts = (
-        build_texts(recipe, store, tokenizer, max(1, len(prepared.labels)), standard)
-        for store in (some, prepared.validation)
-    )
-    return train_texts, validation_texts
-
-
-def standard_of(recipe: Recipe, prepared: Prepared) -> Standard | None:
-    """What grades are measured by; None where labels are classes. A decoder's head has no bias to hold a mean."""
-    if recipe.model.head != "grade":
-        return None
-    chosen = drawn(len(prepared.train), recipe.data.rows, recipe.seed)
-    return Standard.of(prepared.train.labels_R[chosen], centred=recipe.model.family == "encoder")
-
-
-def fresh_model(recipe: Recipe) -> Model:
-    """The model of a finished recipe with its initial weights."""
-    dropout, attention_dropout = recipe.train.dropout, recipe.train.attention_dropout
-    return build_model(recipe.model, seed=recipe.seed, dropout=dropout, attention_dropout=attention_dropout)
-
-
 def open_run_data(recipe: Recipe) -> tuple[Prepared, dict[str, bytes], dict[str, str]]:
     """The data of a run that was begun, the root files made from it, and the hashes of what it began with."""
     start = read_start(recipe)
@@ -168,49 +119,6 @@ def _hashes(prepared: Prepared, start: Start | None) -> dict[str, str]:
 def fingerprint_of(prepared: Prepared) -> dict[str, Any]:
     """Everything outside the recipe that changes the last bits: the machine, the tokenizer's library, the data."""
     return {**runtime.fingerprint(), "tokenizers": tokenizers.__version__, "data": prepared.data_hash}
-
-
-def check_recipe(recipe: Recipe) -> None:
-    """What can be told before any data is read."""
-    if recipe.task not in ("classify", "fill"):
-        raise UserError(f"task = {recipe.task!r}: cannot be trained in this version; accepted: classify, fill")
-    model, length = recipe.model, recipe.data.length
-    if recipe.task == "fill":
-        splitter_of(recipe.data.sentences)
-        if model.pool == "mean" and recipe.train.next_sentence:
-            raise UserError("model.pool = 'mean': next sentences are judged by one token; accepted: auto, first, last")
-    if model.positions == "learned" and model.context < length:
-        raise UserError(
-            f"data.length = {length} is more than model.context = {model.context}; make them fit, for example "
-            f"data.length={model.context}"
-        )
-    if recipe.train.batch_tokens < length:
-        raise UserError(f"train.batch_tokens = {recipe.train.batch_tokens}: must hold a text of data.length = {length}")
-    try:
-        recipe.to_toml().encode()
-    except UnicodeEncodeError:
-        raise UserError("the recipe holds half a character (a lone surrogate); accepted: UTF-8 text") from None
-
-
-def finished_recipe(recipe: Recipe, source: Source, prepared: Prepared, start: Start | None = None) -> Recipe:
-    """The recipe with what only the data and the model it goes on from can tell: columns and label names of a catalogue
-    entry, vocabulary, labels, and every part of the other model."""
-    model, size = recipe.model if start is None else config_from(start, recipe), prepared.tokenizer.size
-    if start is None and model.vocabulary not in (0, size) and model.preset == "none":
-        raise UserError(f"model.vocabulary = {model.vocabulary}, but the tokenizer has {size} tokens; accepted: 0")
-    changed: dict[str, Any] = {"head": head_of(recipe), **({} if start is not None else {"vocabulary": size})}
-    if changed["head"] == "classes":
-        changed["classes"] = len(prepared.labels)
-    paired = prepared.train.pairs or changed["head"] == "pretraining"
-    if paired and start is None and model.family == "encoder" and model.segments < 2:
-        changed["segments"] = 2
-    columns = [files.columns for files in source.files["corpus"]]
-    data = recipe.data
-    if all(one == columns[0] for one in columns):
-        data = data.replace(**{role: name or "none" for role, name in asdict(columns[0]).items()})
-    names = ", ".join(f"{raw}={name}" for raw, name in source.label_names.items()) or "none"
-    data = data.replace(label_names="none" if recipe.task == "fill" else names)
-    return recipe.replace(model=model.replace(**changed).model_dump(), data=data.model_dump())
 
 
 def _must_agree(run: Run, before: Recipe, now: Recipe, began_with: Mapping[str, str]) -> None:
@@ -295,34 +203,3 @@ def restore_root(run: Run, recipe: Recipe, prepared: Prepared, step: int) -> Non
     model.load_state_dict(kept.weights)
     temperature = Progress(**kept.progress).temperature
     run.replace_model(written_model(model, recipe, prepared, temperature), step=step, temperature=temperature)
-
-
-def written_model(model: Model, recipe: Recipe, prepared: Prepared, temperature: float) -> Written:
-    """The model as it is shipped, in a Hugging Face architecture if its parts make one. The temperature, or the mean
-    and deviation of grades, are folded into its last layer: everybody who loads it gets calibrated probabilities, and
-    grades as they were given."""
-    shipped = copy.deepcopy(model).eval()
-    _fold(shipped, temperature, standard_of(recipe, prepared))
-    carried: dict[str, Any] = {
-        "pad_token_id": prepared.tokenizer.pad,
-        "hidden_dropout_prob": recipe.train.dropout,
-        "attention_probs_dropout_prob": recipe.train.attention_dropout,
-    }
-    if prepared.labels:
-        carried["id2label"] = {str(number): label for number, label in enumerate(prepared.labels)}
-        carried["label2id"] = {label: number for number, label in enumerate(prepared.labels)}
-    try:
-        return write_model(shipped, recipe.model, carried)
-    except UserError:  # no foreign architecture has these parts
-        return write_own(shipped, recipe.model, carried)
-
-
-@torch.no_grad()
-def _fold(model: Model, temperature: float, standard: Standard | None) -> None:
-    output = None if isinstance(model, EncoderDecoder) or model.text is None else model.text.output
-    if output is None or (standard is None and temperature == 1.0):
-        return
-    for weight in output.parameters():
-        weight.mul_(standard.deviation) if standard is not None else weight.div_(temperature)
-    if standard is not None and output.bias is not None:
-        output.bias.add_(standard.mean)

@@ -1,0 +1,104 @@
+"""What a recipe comes to once its data is known: every key filled in, what is learnt from, and the model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from qkv.config import Recipe
+from qkv.data.prepare import Form, Prepared, splitter_of
+from qkv.data.source import Source
+from qkv.learn.material import Material, Standard, build_documents, build_texts, drawn, some_rows
+from qkv.learn.start import Start, config_from, head_of
+from qkv.model.build import build_model
+from qkv.model.transformer import Model
+from qkv.schema import UserError
+
+
+def check_recipe(recipe: Recipe) -> None:
+    """What can be told before any data is read."""
+    if recipe.task not in ("classify", "fill"):
+        raise UserError(f"task = {recipe.task!r}: cannot be trained in this version; accepted: classify, fill")
+    model, length = recipe.model, recipe.data.length
+    if recipe.task == "fill":
+        splitter_of(recipe.data.sentences)
+        if model.pool == "mean" and recipe.train.next_sentence:
+            raise UserError("model.pool = 'mean': next sentences are judged by one token; accepted: auto, first, last")
+    if model.positions == "learned" and model.context < length:
+        raise UserError(
+            f"data.length = {length} is more than model.context = {model.context}; make them fit, for example "
+            f"data.length={model.context}"
+        )
+    if recipe.train.batch_tokens < length:
+        raise UserError(f"train.batch_tokens = {recipe.train.batch_tokens}: must hold a text of data.length = {length}")
+    try:
+        recipe.to_toml().encode()
+    except UnicodeEncodeError:
+        raise UserError("the recipe holds half a character (a lone surrogate); accepted: UTF-8 text") from None
+
+
+def form_of(recipe: Recipe) -> Form:
+    """What a recipe's stores are to hold."""
+    return Form(recipe.model.head == "grade", recipe.data.sentences if recipe.task == "fill" else None)
+
+
+def finished_recipe(recipe: Recipe, source: Source, prepared: Prepared, start: Start | None = None) -> Recipe:
+    """The recipe with what only the data and the model it goes on from can tell: columns and label names of a catalogue
+    entry, vocabulary, labels, and every part of the other model."""
+    model, size = recipe.model if start is None else config_from(start, recipe), prepared.tokenizer.size
+    if start is None and model.vocabulary not in (0, size) and model.preset == "none":
+        raise UserError(f"model.vocabulary = {model.vocabulary}, but the tokenizer has {size} tokens; accepted: 0")
+    changed: dict[str, Any] = {"head": head_of(recipe), **({} if start is not None else {"vocabulary": size})}
+    if changed["head"] == "classes":
+        changed["classes"] = len(prepared.labels)
+    if changed["head"] == "words":
+        changed["pooler"] = "none"  # nothing would read it
+    paired = prepared.train.pairs or changed["head"] == "pretraining"
+    if paired and start is None and model.family == "encoder" and model.segments < 2:
+        changed["segments"] = 2
+    columns = [files.columns for files in source.files["corpus"]]
+    data = recipe.data
+    if all(one == columns[0] for one in columns):
+        data = data.replace(**{role: name or "none" for role, name in asdict(columns[0]).items()})
+    names = ", ".join(f"{raw}={name}" for raw, name in source.label_names.items()) or "none"
+    data = data.replace(label_names="none" if recipe.task == "fill" else names)
+    return recipe.replace(model=model.replace(**changed).model_dump(), data=data.model_dump())
+
+
+def build_materials(recipe: Recipe, prepared: Prepared) -> tuple[Material, Material]:
+    """What is learnt from, and what it is judged by."""
+    tokenizer = prepared.tokenizer
+    if recipe.task == "fill":
+        documents = np.unique(prepared.train.labels_R)
+        wanted = documents[drawn(len(documents), recipe.data.rows, recipe.seed)]
+        some = some_rows(prepared.train, np.flatnonzero(np.isin(prepared.train.labels_R, wanted)))
+        train, validation = (build_documents(recipe, store, tokenizer) for store in (some, prepared.validation))
+        if recipe.train.next_sentence and len(train) < 2:
+            raise UserError(
+                f"{recipe.data.corpus}: {len(train)} document to learn from: a next sentence can only be told from one "
+                "of another document; accepted: train.next_sentence=false, or more documents (data.documents)"
+            )
+        return train, validation
+    some = some_rows(prepared.train, drawn(len(prepared.train), recipe.data.rows, recipe.seed))
+    standard = standard_of(recipe, prepared)
+    train_texts, validation_texts = (
+        build_texts(recipe, store, tokenizer, max(1, len(prepared.labels)), standard)
+        for store in (some, prepared.validation)
+    )
+    return train_texts, validation_texts
+
+
+def standard_of(recipe: Recipe, prepared: Prepared) -> Standard | None:
+    """What grades are measured by; None where labels are classes. A decoder's head has no bias to hold a mean."""
+    if recipe.model.head != "grade":
+        return None
+    chosen = drawn(len(prepared.train), recipe.data.rows, recipe.seed)
+    return Standard.of(prepared.train.labels_R[chosen], centred=recipe.model.family == "encoder")
+
+
+def fresh_model(recipe: Recipe) -> Model:
+    """The model of a finished recipe with its initial weights."""
+    dropout, attention_dropout = recipe.train.dropout, recipe.train.attention_dropout
+    return build_model(recipe.model, seed=recipe.seed, dropout=dropout, attention_dropout=attention_dropout)
