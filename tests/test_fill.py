@@ -65,7 +65,7 @@ def slow(model: Encoder, batch: WordBatch) -> dict[str, Tensor]:
     answers_B[batch.pairs_M] = batch.strangers_M
     assert model.text is not None
     return {
-        "words": F.cross_entropy(model.logits(hidden_BLD).transpose(1, 2), targets_BL, reduction="sum"),
+        "word": F.cross_entropy(model.logits(hidden_BLD).transpose(1, 2), targets_BL, reduction="sum"),
         "next": F.cross_entropy(model.text(hidden_BLD, batch.keep_BL), answers_B, reduction="sum"),
     }
 
@@ -106,7 +106,7 @@ def test_with_the_words_put_back_a_batch_is_the_framed_text(epoch: int, whole: b
     assert {answer for _, answer in pairs} == {0, 1}
     assert len(pairs) < len(numbers)  # some are no pairs
     assert batch.real_tokens == real
-    assert batch.counts == {"words": len(batch.words_N), "next": len(pairs)}
+    assert batch.counts == {"word": len(batch.words_N), "next": len(pairs)}
 
 
 def test_without_next_sentences_there_are_no_pairs_and_no_segments() -> None:
@@ -150,7 +150,7 @@ def test_no_target_of_one_loss_is_ignored_by_the_other() -> None:
     )
     spots = [(0, 1, 0), (0, 3, 1), (1, 2, 0), (2, 1, 1), (3, 2, 7), (3, 4, 0)]  # row, column, word
     found = fill(model, batch)
-    near(found["words"], -torch.stack([logs_BLV[spot] for spot in spots]).sum())
+    near(found["word"], -torch.stack([logs_BLV[spot] for spot in spots]).sum())
     near(found["next"], -(answers_B2[1, 0] + answers_B2[3, 1]))
     assert batch.counts == {"words": 6.0, "next": 2.0}
 
@@ -162,16 +162,16 @@ def test_rows_without_a_pair_have_no_part_in_the_next_loss_but_their_words_count
     other.tokens_BL[[0, 2], 0] = 9
     changed = fill(model, other)
     near(changed["next"], found["next"])
-    assert abs(changed["words"] - found["words"]) > 1e-3
+    assert abs(changed["words"] - found["word"]) > 1e-3
     flipped = fill(model, replace(batch, strangers_M=torch.tensor([1, 1])))
-    near(flipped["words"], found["words"])
+    near(flipped["words"], found["word"])
     assert abs(flipped["next"] - found["next"]) > 1e-3
     single = [fill(model, colliding([row], [answer]))["next"] for row, answer in ((1, 0), (3, 1))]
     near(single[0] + single[1], found["next"])
     assert min(single) > 1e-3  # neither answer is ignored
     none = fill(model, colliding([], []))
     assert none.keys() == {"words"}
-    near(none["words"], found["words"])
+    near(none["words"], found["word"])
 
 
 def test_a_step_is_the_same_in_one_or_three_micro_batches() -> None:

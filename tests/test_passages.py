@@ -124,7 +124,7 @@ def test_a_document_of_one_short_sentence_is_one_text() -> None:
 @pytest.mark.parametrize("lengths", [[], [[]], [[0]], [[0, 0], [0]]])
 def test_where_there_is_nothing_there_are_no_passages(lengths: list[list[int]]) -> None:
     store = of_lengths(lengths)
-    assert len(strangers_of(store, 10).members) == 0
+    assert len(strangers_of(store, 10).members_M) == 0
     assert passages_of(store, 10, pairs=False, seed=7).a_N2.shape == (0, 2)
 
 
@@ -239,7 +239,7 @@ def test_every_second_text_of_a_length_is_drawn_equally_often() -> None:
 def test_epochs_and_seeds_draw_others_and_the_same_key_draws_the_same() -> None:
     store = random_store(200, 4, 6)
     one, again, foreign = strangers_of(store, 20), strangers_of(store, 20), strangers_of(store, 20, seed=8)
-    numbers = one.members.tolist()
+    numbers = one.members_M.tolist()
     first, second = ([one.second(n, epoch) for n in numbers] for epoch in (0, 1))
     assert [again.second(n, 0) for n in numbers] == first
     assert sum(x[1] != y[1] for x, y in zip(first, second, strict=True)) > len(numbers) / 4

@@ -79,11 +79,9 @@ def evaluate(run: str | PathLike[str], data: str | None = None, say: Say = _sile
     classifier, Figures of a model that gives grades or fills in words."""
     path = path_of(os.fspath(run))
     predictor = load(path)
-    if (
-        predictor.config.head not in ("classes", "grade", "words", "pretraining")
-        or predictor.config.family != "encoder"
-    ):
-        raise UserError(f"{path}: nothing to evaluate: its head is {predictor.config.head!r}")
+    head, family = predictor.config.head, predictor.config.family
+    if head not in ("classes", "grade") and not (head in ("words", "pretraining") and family == "encoder"):
+        raise UserError(f"{path}: cannot be evaluated in this version: a {family} with head {head!r}")
     own = Run(path).recipe
     if data is None:
         if own is None or not Run(path).begun:

@@ -184,8 +184,8 @@ class DataConfig(Section):
     corpus: str = key(
         "movie-reviews", "A catalogue name (`qkv data list`), a file, a folder or a glob; `A + B` is both."
     )
-    validation: str = key("split", "Rows to choose and calibrate by: split (5% of the corpus, by hash), or a file.")
-    test: str = key("split", "Rows for the final figure only: split (10% of the corpus, by hash), or a file.")
+    validation: str = key("split", "Rows to choose and calibrate by: split (5% of the corpus, by hash), or a corpus.")
+    test: str = key("split", "Rows for the final figure only: split (10% of the corpus, by hash), or a corpus.")
     text: str = key("text", "Column that holds the text.")
     pair: str = key("none", "Column that holds the second text of a pair; none: one text.")
     label: str = key("label", "Column that holds the label.")

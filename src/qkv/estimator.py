@@ -158,7 +158,9 @@ class TransformerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         chosen = {"train.epochs": self.epochs, "train.learning_rate": self.learning_rate, "seed": self._seed()}
         settings += [f"{name}={value}" for name, value in chosen.items() if value is not None]
         if self.recipe is None:
-            recipe = presets.expand(override(SMALL, settings), where="settings")
+            goes_on = any(setting.partition("=")[0].strip() == "init" for setting in settings)
+            parts = {name: table for name, table in SMALL.items() if not (goes_on and name in ("model", "tokenizer"))}
+            recipe = presets.expand(override(parts, settings), where="settings")
         else:
             recipe = recipes.resolve(os.fspath(self.recipe), settings)
         if recipe.task != "classify" or recipe.model.head == "grade":

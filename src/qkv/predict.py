@@ -180,10 +180,7 @@ class Predictor:
     def _hidden(self, batch: Padded) -> Tensor:
         if isinstance(self.model, EncoderDecoder):
             return self.model.encode(batch.tokens_BL, batch.keep_BL)
-        return hidden_states(self.model, batch.tokens_BL, batch.keep_BL, self._segments(batch))
-
-    def _segments(self, batch: Padded) -> Tensor | None:
-        return batch.segments_BL.clamp(max=self.config.segments - 1) if self.config.segments else None
+        return hidden_states(self.model, batch.tokens_BL, batch.keep_BL, batch.segments_BL)
 
     def _judge(self, texts: Sequence[Text], seen: Callable[[int], None]) -> list[Prediction]:
         """A label with probabilities, or a grade: by the mean of the scores, where a text was read in windows."""
@@ -213,7 +210,7 @@ class Predictor:
 
     def _scores(self, batch: Padded) -> list[Tensor]:
         assert not isinstance(self.model, EncoderDecoder), "judged by its head before"
-        return list(text_answers(self.model, batch.tokens_BL, batch.keep_BL, self._segments(batch)))
+        return list(text_answers(self.model, batch.tokens_BL, batch.keep_BL, batch.segments_BL))
 
     def _fill_or_judge(self, model: Encoder, batch: Padded, top: int) -> list[Prediction]:
         """Words for the masks of single texts; of pairs, whether the second text is the next."""

@@ -131,7 +131,7 @@ class Run:
     def replace_model(self, written: Written, *, step: int, temperature: float) -> None:
         """Put a new model in the root, in one step: whoever reads meanwhile gets the old one or the new one."""
         config = (json.dumps(written.config, indent=2, sort_keys=True) + "\n").encode()
-        if not (self.path / "config.json").exists():
+        if not (self.path / "config.json").exists() or (self.path / "config.json").read_bytes() != config:
             disk.replace_listed(self.path, "config.json", config)
 
         def save(path: Path) -> None:

@@ -77,7 +77,7 @@ def _rebuild(run: Run) -> list[str]:
         raise UserError(
             f"{run.path}: its model came from step {best}, whose checkpoint is lost too; begin anew elsewhere"
         )
-    prepared, files, began_with = open_run_data(recipe)
+    prepared, files, began_with = open_run_data(recipe, run)
     if prepared.data_hash != checkpoint.fingerprint["data"]:
         raise UserError(f"{run.path}: the data has changed since this run was begun, so its root cannot be made anew")
     if not any("tokenizer" in sentence for sentence in run.problems()):

@@ -118,7 +118,7 @@ def train(
 def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, or a Hugging Face folder with --data.")],
     data: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Other labelled rows; without: the run's own test rows.")
+        str | None, typer.Option(metavar="FILE", help="Other rows or documents; without: the run's own test rows.")
     ] = None,
     output: Annotated[
         Path | None,
@@ -126,7 +126,7 @@ def evaluate(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """How good a classifier is on rows it never saw, and how far its probabilities may be trusted."""
+    """How good a model is on rows it never saw, and how far its probabilities may be trusted."""
     from qkv import api, pictures
     from qkv.app import training
     from qkv.learn.metrics import Scores

@@ -201,13 +201,12 @@ def _curves(run: Run) -> Iterator[tuple[str, pictures.Curves]]:
         ("share of words guessed, of pairs judged", "next_", "next_accuracy", ": next sentence"),
     ):
         judged = [line for line in lines if f"validation_{quality}" in line]
-        key = {"": "loss", "word_": "words_loss", "next_": "next_loss"}[part]
         if judged:
             yield (
                 title,
                 pictures.Curves(
                     name=name + suffix,
-                    train=[(line["step"], line.get(key, line["loss"])) for line in lines],
+                    train=[(line["step"], line[f"{part}loss"]) for line in lines if f"{part}loss" in line],
                     validation=[(n["step"], n[f"validation_{part}loss"], n[f"validation_{quality}"]) for n in judged],
                     best_step=best,
                 ),

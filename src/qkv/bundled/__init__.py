@@ -17,4 +17,4 @@ def names() -> list[str]:
 
 def path_of(run: str) -> Path:
     """The folder of a model: of a bundled one by its name, else the path itself."""
-    return Path(str(files(__name__))) / run.removeprefix(PREFIX) if run in names() else Path(run)
+    return Path(str(files(__name__))) / run.removeprefix(PREFIX) if run in names() else Path(run).expanduser()

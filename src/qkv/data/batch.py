@@ -5,6 +5,7 @@ B examples · L tokens of the longest · N words to be guessed · M examples tha
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Batch:
+class Batch(ABC):
     """What every batch has. `keep_BL` is None where nothing is padding; `segments_BL` where there are no pairs."""
 
     tokens_BL: Tensor
@@ -23,10 +24,10 @@ class Batch:
     real_tokens: int  # without padding
 
     @property
+    @abstractmethod
     def counts(self) -> dict[str, float]:
         """How much there is of each part of the loss: known before the model is asked, so that the counts of all
         micro-batches can be added first."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)
@@ -53,4 +54,4 @@ class WordBatch(Batch):
 
     @property
     def counts(self) -> dict[str, float]:
-        return {"words": float(len(self.words_N)), "next": float(len(self.pairs_M))}
+        return {"word": float(len(self.words_N)), "next": float(len(self.pairs_M))}

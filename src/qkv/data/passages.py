@@ -21,23 +21,24 @@ from qkv.data.store import Store
 from qkv.streams import stream
 
 Ints = NDArray[np.int64]
-TRIES = 16  # draws for a stranger; who finds none keeps its own next text
+TRIES = 16  # draws for a stranger that reads otherwise
 LEAST = 8  # second texts of a length
 
 
 def passages_of(store: Store, room: int, *, pairs: bool, seed: int) -> Examples:
-    """Whole sentences of one document, as many as `room` tokens hold, all passages of a document about equally long.
-    If `pairs`, a passage of two sentences or more is parted after one of them. A row of the store is a sentence, its
-    label the number of its document; a sentence longer than half of the room is broken."""
+    """Whole sentences of one document, as many as `room` tokens hold, all passages of a document about equally long; a
+    sentence longer than half of the room is broken. If `pairs`, a passage of two sentences or more is parted after one
+    of them, never inside one: half a sentence would tell what must follow. A row of the store is a sentence, its label
+    the number of its document."""
     starts, documents = store.starts_R.tolist(), store.labels_R
     edges = np.flatnonzero(np.diff(documents, prepend=-1, append=-1)).tolist()
     table = list[tuple[int, int, int, int]]()  # document, begin, where it is parted (the end: nowhere), end
     for first, last in pairwise(edges):
+        borders = set(starts[first : last + 1])
         for cuts in _passages(_pieces(starts[first : last + 1], max(1, room // 2)), room):
-            middle = cuts[-1]
-            if pairs and len(cuts) > 2:
-                middle = cuts[1 + int(stream(seed, "pairs", 0, len(table)).random_raw() % (len(cuts) - 2))]
-            table.append((int(documents[first]), cuts[0], middle, cuts[-1]))
+            inner = [cut for cut in cuts[1:-1] if cut in borders] if pairs else []
+            which = int(stream(seed, "pairs", 0, len(table)).random_raw() % len(inner)) if inner else 0
+            table.append((int(documents[first]), cuts[0], inner[which] if inner else cuts[-1], cuts[-1]))
     found = np.array(table, np.int64).reshape(-1, 4)
     lengths_N = found[:, 3] - found[:, 2]
     ends_N = found[:, 2] + common_lengths(lengths_N)
@@ -88,39 +89,44 @@ def _passages(cuts: list[int], room: int) -> Iterator[list[int]]:
 
 @dataclass(frozen=True)
 class Strangers:
-    """Second texts by length: those of one cell are cut to the same number of tokens and may change places."""
+    """Second texts by length: those of one length may change places, unless they are of one document."""
 
     store: Store
     examples: Examples
     seed: int
-    members: Ints  # numbers of examples that are pairs, cell by cell
-    begin_N: Ints  # where an example's cell begins among the members, and how many there are in it
+    members_M: Ints  # numbers of the examples that are pairs, by length, then by document
+    begin_N: Ints  # where the texts of an example's length begin among the members, and how many there are
     count_N: Ints
+    own_N: Ints  # where those of its own document begin among them, and how many there are
+    kin_N: Ints
 
     @staticmethod
     def of(store: Store, examples: Examples, seed: int) -> Strangers:
-        lengths = np.diff(examples.b_N2)[:, 0]
+        lengths, documents = np.diff(examples.b_N2)[:, 0], examples.rows_N
         pairs = np.flatnonzero(lengths)
-        members = pairs[np.argsort(lengths[pairs], kind="stable")]
-        sorted_lengths = lengths[members]
-        begin_N = np.searchsorted(sorted_lengths, lengths, side="left")
-        count_N = np.searchsorted(sorted_lengths, lengths, side="right") - begin_N
-        return Strangers(store, examples, seed, members, begin_N, count_N)
+        members = pairs[np.lexsort((documents[pairs], lengths[pairs]))]
+        begin, end = (np.searchsorted(lengths[members], lengths, side=side) for side in ("left", "right"))
+        both = lengths * (1 + int(documents.max(initial=0))) + documents  # one number for length and document
+        own, last = (np.searchsorted(both[members], both, side=side) for side in ("left", "right"))
+        return Strangers(store, examples, seed, members, begin, end - begin, own, last - own)
 
-    def second(self, number: int, epoch: int) -> tuple[int, bool]:
+    def second(self, number: int, epoch: int) -> tuple[int, bool | None]:
         """Whose second text example `number` has in this epoch, and whether it is a stranger's: never one of the same
-        document, nor one that reads the same as its own."""
+        document, nor one that reads the same as its own. None: there is no stranger, so there is nothing to judge."""
+        others = int(self.count_N[number] - self.kin_N[number])
+        if not others:
+            return number, None
         raw = stream(self.seed, "pairs", 1 + epoch, number).random_raw(1 + TRIES)
-        if raw[0] >> np.uint64(63):
-            begin, count = int(self.begin_N[number]), int(self.count_N[number])
-            for draw in raw[1:].tolist():
-                other = int(self.members[begin + draw % count])
-                if self._differs(number, other):
-                    return other, True
-        return number, False
+        if not raw[0] >> np.uint64(63):
+            return number, False
+        begin, own, kin = int(self.begin_N[number]), int(self.own_N[number]), int(self.kin_N[number])
+        for draw in raw[1:].tolist():
+            place = begin + draw % others
+            other = int(self.members_M[place if place < own else place + kin])
+            if self._differs(number, other):
+                return other, True
+        return number, None
 
     def _differs(self, one: int, other: int) -> bool:
-        documents, b = self.examples.rows_N, self.examples.b_N2
-        if documents[one] == documents[other]:
-            return False
+        b = self.examples.b_N2
         return not np.array_equal(self.store.tokens[slice(*b[one])], self.store.tokens[slice(*b[other])])

@@ -34,6 +34,7 @@ from qkv.text.sentences import SPLITTERS, english
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.vocabulary import train_tokenizer
 
+EXAMPLES = 1  # version of how stores become examples and batches: a run goes on only with the one it was begun with
 VERSION = 3  # of all that decides what a store holds beside its inputs
 CHUNK = 1000  # rows tokenised at a time
 TRAINING_CHARACTERS = 100_000_000  # a tokenizer learns nothing more from more text

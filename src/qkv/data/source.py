@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -95,13 +96,13 @@ def open_source(data: DataConfig, say: Say = lambda sentence: None, task: Task =
         chosen = str(getattr(data, name))
         if name != "corpus" and chosen == "split":
             continue
-        found[name] = []
-        for one in chosen.split(BOTH):
-            paths, entry = catalog.locate(one.strip(), say)
-            found[name].append(_files(data, task, paths, entry))
-            if name == "corpus" and entry is not None:
-                names = names or dict(entry.label_names)
-        _only_once(found, name)
+        located = _located(chosen, say)
+        found[name] = [_files(data, task, paths, entry) for paths, entry in located]
+        if name == "corpus":
+            names = names or _entry_names(chosen, [entry for _, entry in located], task)
+        if task != "fill" and any(files.columns != found[name][0].columns for files in found[name]):
+            raise UserError(f"data.{name} = {chosen!r}: corpora that are read together need the same columns")
+    _only_once(found)
     held = {
         name: frozenset(place_of(row.text, row.pair) for files in parts for row in files.rows())
         for name, parts in found.items()
@@ -122,18 +123,33 @@ def _files(data: DataConfig, task: Task, paths: list[Path], entry: catalog.Entry
     return Files(paths, replace(columns, pair=None, label=None, group=None), kind)
 
 
-def _only_once(found: dict[str, list[Files]], name: str) -> None:
-    """A row must be in one of the parts only, and a file in one of several corpora."""
-    earlier: list[tuple[str, Path]] = []
+def _located(chosen: str, say: Say) -> list[tuple[list[Path], catalog.Entry | None]]:
+    """The files of one corpus, or of several: `A + B`. What one must bring oneself is looked for first: that it is not
+    there is better said before anything is fetched."""
+    parts = [chosen] if os.path.lexists(chosen) else [part.strip() for part in chosen.split(BOTH)]
+    known = catalog.entries()
+    fetched = sorted(parts, key=lambda part: part in known and known[part].kind != "own")
+    found = {part: catalog.locate(part, say) for part in fetched}
+    return [found[part] for part in parts]
+
+
+def _entry_names(chosen: str, entries: list[catalog.Entry | None], task: Task) -> dict[str, str]:
+    """The label names that the catalogue has for a corpus. Several must agree: a 0 means one thing only."""
+    names = [dict(entry.label_names) if entry is not None else {} for entry in entries]
+    if task != "fill" and any(one != names[0] for one in names):
+        raise UserError(f"data.corpus = {chosen!r}: these have different label names; say data.label_names for both")
+    return names[0]
+
+
+def _only_once(found: dict[str, list[Files]]) -> None:
+    """A row must be in one of the parts only."""
+    owner: dict[tuple[int, int], str] = {}
     for part, files in found.items():
-        for one in files:
-            for path in one.paths:
-                for other, taken in earlier if part == name else ():
-                    if path.samefile(taken):
-                        raise UserError(
-                            f"data.{name}: {path} is also in data.{other}; a row must be in one of them only"
-                        )
-            earlier += [(part, path) for path in one.paths]
+        for path in (path for one in files for path in one.paths):
+            entry = path.stat()
+            other = owner.setdefault((entry.st_dev, entry.st_ino), part)
+            if other != part:
+                raise UserError(f"data.{part}: {path} is also in data.{other}; a row must be in one of them only")
 
 
 def _data_hash(found: dict[str, list[Files]], names: dict[str, str]) -> str:

@@ -1,7 +1,8 @@
 """Which rows are learnt from and which are held out: a hash of the text decides, the same in every recipe.
 
 So duplicates fall on one side, a row stays where it is when others are added or the file is sorted, and text held out
-once is held out always, also from pre-training.
+once is held out always, also from pre-training. (Of a pair both texts together decide: pre-training on the texts of a
+table of pairs may see one of a held-out pair.)
 """
 
 from __future__ import annotations

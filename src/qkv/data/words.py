@@ -56,7 +56,7 @@ class Words:
         return WordBatch(
             tokens_BL=laid.tokens_BL,
             keep_BL=laid.keep_BL,
-            segments_BL=laid.segments_BL if len(self.strangers.members) else None,
+            segments_BL=laid.segments_BL if len(self.strangers.members_M) else None,
             numbers_B=numbers_B,
             real_tokens=laid.real_tokens,
             places_N=torch.from_numpy(flat),
@@ -66,7 +66,7 @@ class Words:
         )
 
     def _framed(self, number: int, epoch: int) -> tuple[Framed, bool | None]:
-        """One example, nothing hidden yet, and whether its second text is a stranger's; None: it is one text."""
+        """One example, nothing hidden yet, and whether its second text is a stranger's; None: nothing to judge."""
         a_N2, b_N2 = self.examples.a_N2, self.examples.b_N2
         a = self.store.tokens[slice(*a_N2[number])].astype(np.int64)
         if b_N2[number, 0] == b_N2[number, 1]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+from collections.abc import Mapping
 
 from qkv import __version__, runtime
 from qkv.config import Recipe
@@ -36,6 +37,7 @@ def write_card(
     prepared: Prepared,
     progress: Progress,
     architecture: str,
+    began_with: Mapping[str, str],
     findings: Findings | None,
 ) -> str:
     """README.md of a finished run."""
@@ -46,7 +48,7 @@ def write_card(
     machine = "\n".join(f"| {key} | {value} |" for key, value in sorted(runtime.fingerprint().items()))
     return f"""# {name}
 
-{_what(recipe, prepared.labels)}, trained with qkv {__version__} on {datetime.date.today()}.
+{_what(recipe, prepared.labels, findings)}, trained with qkv {__version__} on {datetime.date.today()}.
 {recipe.model.family}, {recipe.model.layers} layers, {recipe.model.width} wide, {recipe.model.positions} positions;
 loads as `{architecture}`.
 
@@ -69,7 +71,7 @@ The same recipe gives the same weights to the bit where all of this is equal:
 | what | value |
 |---|---|
 | seed | {recipe.seed} |
-{machine}
+{_went_on(recipe, began_with)}{machine}
 
 ## Use
 
@@ -81,12 +83,21 @@ print(qkv.load("this folder").predict(["..."]))
 """
 
 
+def _went_on(recipe: Recipe, began_with: Mapping[str, str]) -> str:
+    return (
+        f"| goes on from | {recipe.init}, sha256 of its weights `{began_with.get('init')}` |\n"
+        if recipe.init != "none"
+        else ""
+    )
+
+
 def _parts(recipe: Recipe, prepared: Prepared, progress: Progress) -> str:
     """Where held-out rows came from and what they did."""
     own = [part for part in ("validation", "test") if getattr(recipe.data, part) != "split"]
     said = "Rows are held out by a hash of their text. " if not own else f"Files of their own: {' and '.join(own)}. "
     if not sum(prepared.counts["validation"].values()):
-        return f"{said}No validation rows: the last weights are kept, and probabilities are not calibrated."
+        uncalibrated = ", and probabilities are not calibrated" if recipe.model.head == "classes" else ""
+        return f"{said}No validation rows: the last weights are kept{uncalibrated}."
     chosen = [f"the weights (step {progress.best_step:,} of {progress.step:,})"] if recipe.train.keep == "best" else []
     if recipe.model.head == "classes":
         chosen.append(f"the temperature {progress.temperature:.4f}, which is already folded into the last layer")
@@ -95,11 +106,12 @@ def _parts(recipe: Recipe, prepared: Prepared, progress: Progress) -> str:
     return f"{said}Validation rows chose {' and '.join(chosen)}. Test rows served for the figures only."
 
 
-def _what(recipe: Recipe, labels: tuple[str, ...]) -> str:
+def _what(recipe: Recipe, labels: tuple[str, ...], findings: Findings | None) -> str:
     if recipe.task == "fill":
-        return "An encoder that has learnt to fill in hidden words" + (
-            " and to tell the next sentence from a stranger" if recipe.train.next_sentence else ""
-        )
+        whole = findings["all"] if findings else None
+        judges = isinstance(whole, Figures) and "next_accuracy" in whole.values
+        also = " and to tell the next sentence from a stranger" if judges else ""
+        return f"An encoder that has learnt to fill in hidden words{also}"
     return "A model that gives grades" if recipe.model.head == "grade" else f"A classifier of {_either(labels)}"
 
 

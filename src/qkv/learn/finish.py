@@ -24,11 +24,10 @@ def finish(session: Session) -> Findings | None:
         session.source.must_be_unchanged()
         findings = score(load_predictor(run.path), test_rows(session.source), session.recipe)
     if not run.is_done():
-        architecture = run.architecture()
+        name, architecture, began_with = run.path.resolve().name, run.architecture(), run.began_with()
+        card = write_card(name, session.recipe, session.prepared, progress, architecture, began_with, findings)
         with run.writing("the card"):
-            run.write_card(
-                write_card(run.path.resolve().name, session.recipe, session.prepared, progress, architecture, findings)
-            )
+            run.write_card(card)
     return findings
 
 

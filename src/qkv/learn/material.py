@@ -118,6 +118,13 @@ class Documents:
     def __len__(self) -> int:
         return len(np.unique(self.words.examples.rows_N))
 
+    @property
+    def pairs(self) -> tuple[int, int]:
+        """Passages that have a next text and a stranger of its length, and all passages."""
+        strangers = self.words.strangers
+        able = (strangers.count_N > strangers.kin_N) & (np.diff(self.words.examples.b_N2)[:, 0] > 0)
+        return int(np.count_nonzero(able)), len(able)
+
     def step(self, number: int) -> tuple[int, list[WordBatch]]:
         epoch, numbers_B = self.sampler.batch(number)
         pieces = np.array_split(numbers_B, self.micro_batches)

@@ -57,7 +57,7 @@ def fill(model: Model, batch: WordBatch) -> Totals:
     """Cross-entropy of the hidden words, and of next sentence or stranger (Devlin et al., 2019). Each has its own
     targets and its own count."""
     words_NV, pairs_M2 = word_scores(model, batch)
-    totals = {"words": F.cross_entropy(words_NV, batch.words_N, reduction="sum")}
+    totals = {"word": F.cross_entropy(words_NV, batch.words_N, reduction="sum")}
     if pairs_M2 is not None:
         totals["next"] = F.cross_entropy(pairs_M2, batch.strangers_M, reduction="sum")
     return totals

@@ -14,9 +14,10 @@ import tokenizers
 
 from qkv import runtime
 from qkv.config import Recipe, TokenizerConfig
-from qkv.data.prepare import Prepared, prepare
+from qkv.data.prepare import EXAMPLES, Prepared, prepare
 from qkv.data.source import Source, open_source
 from qkv.learn.card import root_files
+from qkv.learn.material import Documents
 from qkv.learn.optim import optimiser_tensors, restore_optimiser
 from qkv.learn.setup import build_materials, check_recipe, finished_recipe, form_of, fresh_model
 from qkv.learn.shipping import written_model
@@ -25,6 +26,7 @@ from qkv.learn.train import Learner, Progress, Report, new_learner, train
 from qkv.run import MAY_CHANGE, Checkpoint, Run, changes
 from qkv.schema import UserError
 from qkv.text.catalog import cache_folder
+from qkv.text.tokenizer import Tokenizer
 
 Say = Callable[[str], None]
 
@@ -78,13 +80,13 @@ def open_session(recipe: Recipe, path: Path, say: Say = lambda sentence: None) -
     before = run.recipe if run.begun else None
     threads = before.runtime.threads if before is not None and recipe.runtime.threads == 0 else recipe.runtime.threads
     recipe = recipe.replace(runtime={"threads": runtime.start(threads)})
-    start = read_start(recipe)
+    goes_on = before is not None and bool(run.checkpoints())  # then all that init gave is in the run
+    start = None if goes_on else read_start(recipe)
     source = open_source(recipe.data, say, recipe.task)
-    tokenizer = recipe.tokenizer if start is None else start.tokenizer
-    prepared = prepare(source, tokenizer, cache_folder(), say, form_of(recipe))
-    recipe = finished_recipe(recipe, source, prepared, start)
+    prepared = prepare(source, _tokenizer(recipe, run, start), cache_folder(), say, form_of(recipe))
+    recipe = finished_recipe(recipe, source, prepared, start, before if goes_on else None)
     check_recipe(recipe)  # again, now that every key has its value
-    began_with = _hashes(prepared, start)
+    began_with = _hashes(prepared, start) if not goes_on else {**run.began_with(), "data": prepared.data_hash}
     if before is not None:
         _must_agree(run, before, recipe, began_with)
         same_tokenizer(run, root_files(prepared, recipe))
@@ -93,6 +95,8 @@ def open_session(recipe: Recipe, path: Path, say: Say = lambda sentence: None) -
     learner = new_learner(model, recipe, *build_materials(recipe, prepared))
     if start is not None and recipe.tokenizer != TokenizerConfig():
         copied.append(f"the tokenizer is that of {recipe.init}; [tokenizer] says nothing here")
+    if start is not None and start.saw_all and "split" in (recipe.data.validation, recipe.data.test):
+        copied.append(f"{recipe.init} learnt from every row of its corpus; if it is this one, the figures are too good")
     session = Session(run, recipe, source, prepared, learner, notes=[*copied, *_notes(prepared, learner)])
     if before is None:
         run.check_room(model.state_dict())
@@ -103,13 +107,19 @@ def open_session(recipe: Recipe, path: Path, say: Say = lambda sentence: None) -
     return session
 
 
-def open_run_data(recipe: Recipe) -> tuple[Prepared, dict[str, bytes], dict[str, str]]:
+def open_run_data(recipe: Recipe, run: Run) -> tuple[Prepared, dict[str, bytes], dict[str, str]]:
     """The data of a run that was begun, the root files made from it, and the hashes of what it began with."""
-    start = read_start(recipe)
     source = open_source(recipe.data, task=recipe.task)
-    tokenizer = recipe.tokenizer if start is None else start.tokenizer
-    prepared = prepare(source, tokenizer, cache_folder(), form=form_of(recipe))
-    return prepared, root_files(prepared, recipe), _hashes(prepared, start)
+    prepared = prepare(source, _tokenizer(recipe, run, None), cache_folder(), form=form_of(recipe))
+    return prepared, root_files(prepared, recipe), {**run.began_with(), "data": prepared.data_hash}
+
+
+def _tokenizer(recipe: Recipe, run: Run, start: Start | None) -> TokenizerConfig | Tokenizer:
+    """The tokenizer that comes with another model: from there, or from the run that went on from it; else how to train
+    one."""
+    if recipe.init == "none":
+        return recipe.tokenizer
+    return start.tokenizer if start is not None else Tokenizer.from_file(run.path / "tokenizer.json")
 
 
 def _hashes(prepared: Prepared, start: Start | None) -> dict[str, str]:
@@ -118,7 +128,12 @@ def _hashes(prepared: Prepared, start: Start | None) -> dict[str, str]:
 
 def fingerprint_of(prepared: Prepared) -> dict[str, Any]:
     """Everything outside the recipe that changes the last bits: the machine, the tokenizer's library, the data."""
-    return {**runtime.fingerprint(), "tokenizers": tokenizers.__version__, "data": prepared.data_hash}
+    return {
+        **runtime.fingerprint(),
+        "tokenizers": tokenizers.__version__,
+        "data": prepared.data_hash,
+        "examples": EXAMPLES,
+    }
 
 
 def _must_agree(run: Run, before: Recipe, now: Recipe, began_with: Mapping[str, str]) -> None:
@@ -149,6 +164,9 @@ def _notes(prepared: Prepared, learner: Learner) -> list[str]:
     known = sum(prepared.counts["train"].values())
     if 0 < learner.recipe.data.rows < known:
         notes.append(f"only {len(learner.train):,} of {known:,} training rows are learnt from (data.rows)")
+    if isinstance(learner.train, Documents) and learner.recipe.train.next_sentence:
+        judged, passages = learner.train.pairs
+        notes.append(f"{judged:,} of {passages:,} passages are pairs that can be judged")
     cut, rows = learner.train.cut, len(learner.train)
     if cut:
         length, long = learner.recipe.data.length, learner.recipe.data.long
@@ -170,7 +188,11 @@ def _resume(session: Session) -> None:
     if checkpoint is None:
         _without_checkpoint(session)
         return
-    then, now = checkpoint.fingerprint, fingerprint_of(session.prepared)
+    then, now = {"examples": 1, **checkpoint.fingerprint}, fingerprint_of(session.prepared)
+    if then["examples"] != now["examples"]:
+        raise UserError(
+            f"{run.path}: was begun by a qkv that makes other examples of the same data; begin anew elsewhere"
+        )
     try:
         learner.progress = Progress(**checkpoint.progress)
         learner.model.load_state_dict(checkpoint.weights)

@@ -7,14 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from qkv.config import Recipe
+from qkv.config import DataConfig, Recipe
 from qkv.data.prepare import Form, Prepared, splitter_of
 from qkv.data.source import Source
 from qkv.learn.material import Material, Standard, build_documents, build_texts, drawn, some_rows
 from qkv.learn.start import Start, config_from, head_of
 from qkv.model.build import build_model
 from qkv.model.transformer import Model
-from qkv.schema import UserError
+from qkv.schema import UserError, describe
+
+OF_LABELS = ("data.balance", "data.long", "train.hide_tokens", "train.label_smoothing")  # keys that fill has no use for
 
 
 def check_recipe(recipe: Recipe) -> None:
@@ -22,6 +24,7 @@ def check_recipe(recipe: Recipe) -> None:
     if recipe.task not in ("classify", "fill"):
         raise UserError(f"task = {recipe.task!r}: cannot be trained in this version; accepted: classify, fill")
     model, length = recipe.model, recipe.data.length
+    _check_keys(recipe)
     if recipe.task == "fill":
         splitter_of(recipe.data.sentences)
         if model.pool == "mean" and recipe.train.next_sentence:
@@ -39,14 +42,28 @@ def check_recipe(recipe: Recipe) -> None:
         raise UserError("the recipe holds half a character (a lone surrogate); accepted: UTF-8 text") from None
 
 
+def _check_keys(recipe: Recipe) -> None:
+    """A key that this task does not read is a mistake, not a wish."""
+    usual = {path: value for path, value, _ in describe(Recipe())}
+    for path, value, sentence in describe(recipe):
+        strange = sentence.startswith("fill: ") if recipe.task == "classify" else path in OF_LABELS
+        if strange and value != usual[path]:
+            raise UserError(f"{path} = {value!r}: is not read where task = {recipe.task!r}; leave it out")
+
+
 def form_of(recipe: Recipe) -> Form:
     """What a recipe's stores are to hold."""
-    return Form(recipe.model.head == "grade", recipe.data.sentences if recipe.task == "fill" else None)
+    fill = recipe.task == "fill"
+    return Form(recipe.model.head == "grade" and not fill, recipe.data.sentences if fill else None)
 
 
-def finished_recipe(recipe: Recipe, source: Source, prepared: Prepared, start: Start | None = None) -> Recipe:
+def finished_recipe(
+    recipe: Recipe, source: Source, prepared: Prepared, start: Start | None = None, before: Recipe | None = None
+) -> Recipe:
     """The recipe with what only the data and the model it goes on from can tell: columns and label names of a catalogue
     entry, vocabulary, labels, and every part of the other model."""
+    if recipe.init != "none" and before is not None and before.init == recipe.init:
+        return recipe.replace(model=before.model.model_dump(), data=_finished_data(recipe, source).model_dump())
     model, size = recipe.model if start is None else config_from(start, recipe), prepared.tokenizer.size
     if start is None and model.vocabulary not in (0, size) and model.preset == "none":
         raise UserError(f"model.vocabulary = {model.vocabulary}, but the tokenizer has {size} tokens; accepted: 0")
@@ -58,13 +75,22 @@ def finished_recipe(recipe: Recipe, source: Source, prepared: Prepared, start: S
     paired = prepared.train.pairs or changed["head"] == "pretraining"
     if paired and start is None and model.family == "encoder" and model.segments < 2:
         changed["segments"] = 2
-    columns = [files.columns for files in source.files["corpus"]]
-    data = recipe.data
-    if all(one == columns[0] for one in columns):
-        data = data.replace(**{role: name or "none" for role, name in asdict(columns[0]).items()})
-    names = ", ".join(f"{raw}={name}" for raw, name in source.label_names.items()) or "none"
-    data = data.replace(label_names="none" if recipe.task == "fill" else names)
+    data = _finished_data(recipe, source)
     return recipe.replace(model=model.replace(**changed).model_dump(), data=data.model_dump())
+
+
+def _finished_data(recipe: Recipe, source: Source) -> DataConfig:
+    """[data] with what the catalogue knows of a corpus; of several, what they agree on."""
+    files = source.files["corpus"]
+    changed: dict[str, Any] = {}
+    if all(one.columns == files[0].columns for one in files):
+        changed = {role: name or "none" for role, name in asdict(files[0].columns).items()}
+    if recipe.task == "fill":
+        if all(one.documents == files[0].documents for one in files):
+            changed["documents"] = files[0].documents
+        return recipe.data.replace(**changed, label_names="none")
+    names = ", ".join(f"{raw}={name}" for raw, name in source.label_names.items()) or "none"
+    return recipe.data.replace(**changed, label_names=names)
 
 
 def build_materials(recipe: Recipe, prepared: Prepared) -> tuple[Material, Material]:
@@ -80,6 +106,8 @@ def build_materials(recipe: Recipe, prepared: Prepared) -> tuple[Material, Mater
                 f"{recipe.data.corpus}: {len(train)} document to learn from: a next sentence can only be told from one "
                 "of another document; accepted: train.next_sentence=false, or more documents (data.documents)"
             )
+        if not train.sampler.batches:
+            raise UserError(f"{recipe.data.corpus}: its documents become no tokens, so there is nothing to learn from")
         return train, validation
     some = some_rows(prepared.train, drawn(len(prepared.train), recipe.data.rows, recipe.seed))
     standard = standard_of(recipe, prepared)

@@ -19,6 +19,7 @@ from qkv.run import WEIGHTS, Run
 from qkv.schema import UserError, listed
 from qkv.text.tokenizer import Tokenizer
 
+LONGEST_CONTEXT = 100_000  # tokens; some architectures write a table of that length into every file
 HEADS = ("words.", "text.")  # what reads off the last layer: made anew where the other model has none, or another
 OF_TASK = ("classes", "pool", "pooler")  # keys of [model] that are this recipe's to choose
 
@@ -32,6 +33,7 @@ class Start:
     weights: dict[str, Tensor]
     tokenizer: Tokenizer
     sha256: str  # of its weights
+    saw_all: bool = False  # it learnt from all rows of its corpus: its validation and test rows were in other files
 
 
 def read_start(recipe: Recipe) -> Start | None:
@@ -53,7 +55,14 @@ def read_start(recipe: Recipe) -> Start | None:
         sizes = f"tokenizer.json has {tokenizer.size} tokens, its table of words {config.vocabulary} rows"
         raise UserError(f"init: {path}: vocabulary and weights do not belong together: {sizes}")
     weights = {name: tensor.detach() for name, tensor in model.state_dict().items()}
-    return Start(path, config, weights, tokenizer, _sha256(weights))
+    for name, tensor in weights.items():
+        if not tensor.isfinite().all():
+            raise UserError(f"init: {path}: tensor {name!r} holds numbers that are not finite")
+    if config.context > LONGEST_CONTEXT:
+        raise UserError(f"init: {path}: context = {config.context:,}; accepted: up to {LONGEST_CONTEXT:,}")
+    theirs = run.recipe if run.begun else None
+    saw_all = theirs is not None and "split" not in (theirs.data.validation, theirs.data.test)
+    return Start(path, config, weights, tokenizer, _sha256(weights), saw_all)
 
 
 def with_parts(recipe: Recipe) -> Recipe:
@@ -103,11 +112,11 @@ def _pooler(theirs: ModelConfig) -> str:
 @torch.no_grad()
 def copy_weights(start: Start, model: Model, config: ModelConfig) -> list[str]:
     """Give a fresh model all that the other one has learnt, and say what is new and what found no place. Anything but a
-    head must be there, in its shape. What answered another question is not taken over: neither the outputs of another
-    kind of head, nor a pooler with another activation."""
+    head must be there, in its shape. What answered another question is not taken over: a pooler of another activation,
+    and the outputs of a text's head, unless both tell the next sentence (labels and grades are folded into them)."""
     own = model.state_dict()
-    other_question = start.config.head != config.head
-    strange = {"text.output.": other_question, "text.dense.": start.config.pooler != config.pooler}
+    same_question = start.config.head == config.head == "pretraining"
+    strange = {"text.output.": not same_question, "text.dense.": start.config.pooler != config.pooler}
     new, taken = list[str](), set[str]()
     for name, tensor in own.items():
         learnt = start.weights.get(name)

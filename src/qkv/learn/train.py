@@ -130,7 +130,7 @@ def _step(learner: Learner) -> float:
         values = {part: total.item() for part, total in totals.items()}
         for part, value in values.items():
             if not math.isfinite(value):
-                what = "loss" if len(values) == 1 else f"loss of {part}"
+                what = "loss" if len(values) == 1 else f"{part} loss"
                 raise UserError(_not_finite(progress.step + 1, what, value, batch, recipe))
         loss = sum((total / counts[part] for part, total in totals.items() if counts[part]), start=torch.zeros(()))
         if loss.requires_grad:  # there is something to guess
@@ -195,7 +195,7 @@ def _line(learner: Learner, rate: float, evaluation: Evaluation | None) -> dict[
         "step": progress.step,
         "epoch": progress.step / learner.train.sampler.batches,
         "loss": sum(means.values()),
-        **({f"{part}_loss": mean for part, mean in means.items()} if len(means) > 1 else {}),
+        **({f"{part}_loss": mean for part, mean in means.items()} if learner.recipe.task == "fill" else {}),
         "learning_rate": rate,
         "tokens_per_second": progress.tokens / busy if busy else 0.0,
         "seconds": progress.seconds,

@@ -259,8 +259,11 @@ def hidden_states(
     segments_BL: Tensor | None,
     at_N: Tensor | None = None,
 ) -> Tensor:
-    """Hidden states by whichever model it is; segments reach only one that has vectors for them."""
+    """Hidden states by whichever model it is. Segments reach only one that has vectors for them, and one that has a
+    single vector gives it to both texts of a pair."""
     if isinstance(model, Encoder) and model.embedding.segments is not None:
+        if segments_BL is not None:
+            segments_BL = segments_BL.clamp(max=len(model.embedding.segments) - 1)
         return model(tokens_BL, keep_BL, segments_BL=segments_BL, at_N=at_N)
     return model(tokens_BL, keep_BL, at_N=at_N)
 

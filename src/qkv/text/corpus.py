@@ -132,6 +132,14 @@ def _files_below(folder: Path) -> list[Path]:
     return sorted(file for file in found if _kind(file) is not None)
 
 
+def in_class_folders(files: Sequence[Path]) -> bool:
+    """Whether these are text files in one folder for each label, where a whole file is one text."""
+    try:
+        return bool(_class_folders(files))
+    except UserError:
+        return False
+
+
 def _class_folders(files: Sequence[PurePath]) -> dict[PurePath, str]:
     """Plain text files that lie in sibling folders, and nowhere else: each file's label is its folder's name."""
     texts = [file for file in files if READERS.get(_kind(file) or "") is read_text]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from qkv.schema import UserError
 from qkv.text import formats
-from qkv.text.corpus import Columns, Reader, Row, rows
+from qkv.text.corpus import Columns, Reader, Row, in_class_folders, rows
 from qkv.text.formats import Source, plain_lines
 
 
@@ -19,10 +19,13 @@ def documents(files: Sequence[Path], columns: Columns, kind: str) -> Iterator[Ro
     """Every document of the files that is not blank: the text whole, its lines joined by \\n, and where it begins.
 
     Of the columns only the text is read. `kind` is for plain text: "lines" (each line is a document), "blank-lines"
-    (what stands between blank lines; so does "auto"), "headings" (as WikiText has it: a line ` = Title = ` between
-    blank lines begins a document; headings are left out of the text), or "files" (each file, or member of a zip)."""
+    (what stands between blank lines), "headings" (as WikiText has it: a line ` = Title = ` between blank lines begins a
+    document; headings are left out of the text), "files" (each file, or member of a zip), or "auto": files where they
+    lie in one folder for each label, else blank-lines."""
     if kind not in KINDS:
         raise UserError(f"documents = {kind!r}: no such kind; accepted: {', '.join(KINDS)}")
+    if kind == "auto" and in_class_folders(files):
+        kind = "files"  # as a classifier reads them, so that what is held out there is held out here
     return _not_blank(rows(files, replace(columns, pair=None, label=None, group=None), _READERS[kind]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -57,10 +58,10 @@ class Tokenizer:
     def from_file(path: Path) -> Tokenizer:
         return Tokenizer(guarded(lambda: tokenizers.Tokenizer.from_file(str(path)), f"{path}: not a tokenizer.json"))
 
-    @property
+    @cached_property
     def size(self) -> int:
-        """Number of ids, added tokens included."""
-        return self.inner.get_vocab_size(with_added_tokens=True)
+        """Rows that a table needs: one more than the largest id, added tokens included."""
+        return 1 + max(self.inner.get_vocab(with_added_tokens=True).values(), default=-1)
 
     @property
     def mask(self) -> str | None:
