@@ -89,6 +89,8 @@ def pairs_of(material: Documents, tokenizer: Tokenizer, most: int = 0) -> Pairs:
     first, second, strangers = list[str](), list[str](), list[int]()
     for number in numbers.tolist():
         other, is_stranger = words.strangers.second(number, JUDGED)
+        if is_stranger is None:
+            continue
         for texts, (start, end) in ((first, words.examples.a_N2[number]), (second, words.examples.b_N2[other])):
             texts.append(tokenizer.decode(words.store.tokens[start:end].tolist()))
         strangers.append(int(is_stranger))

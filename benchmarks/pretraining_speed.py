@@ -186,7 +186,8 @@ class Pairs(Dataset[dict[str, Any]]):
             if b == b_end:
                 one, is_stranger = Framed.of(first, None, words.single), False
             else:
-                other, is_stranger = words.strangers.second(number, 0)
+                other, judged = words.strangers.second(number, 0)
+                is_stranger = bool(judged)
                 second = words.store.tokens[slice(*words.examples.b_N2[other])].astype(np.int64)
                 one = Framed.of(first, second, words.pair)
             self.rows.append((one.tokens_L.astype(np.int32), one.second, is_stranger))

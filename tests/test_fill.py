@@ -93,7 +93,8 @@ def test_with_the_words_put_back_a_batch_is_the_framed_text(epoch: int, whole: b
         expected, segments = [CLS, *a, SEP], [0] * (len(a) + 2)
         if b:
             other, is_stranger = words.strangers.second(number, epoch)
-            pairs.append((row, int(is_stranger)))
+            if is_stranger is not None:
+                pairs.append((row, int(is_stranger)))
             expected += [*words.store.tokens[slice(*words.examples.b_N2[other])].tolist(), SEP]
             segments += [1] * (len(b) + 1)
         padding = restored.shape[1] - len(expected)
@@ -152,7 +153,7 @@ def test_no_target_of_one_loss_is_ignored_by_the_other() -> None:
     found = fill(model, batch)
     near(found["word"], -torch.stack([logs_BLV[spot] for spot in spots]).sum())
     near(found["next"], -(answers_B2[1, 0] + answers_B2[3, 1]))
-    assert batch.counts == {"words": 6.0, "next": 2.0}
+    assert batch.counts == {"word": 6.0, "next": 2.0}
 
 
 def test_rows_without_a_pair_have_no_part_in_the_next_loss_but_their_words_count() -> None:
@@ -162,16 +163,16 @@ def test_rows_without_a_pair_have_no_part_in_the_next_loss_but_their_words_count
     other.tokens_BL[[0, 2], 0] = 9
     changed = fill(model, other)
     near(changed["next"], found["next"])
-    assert abs(changed["words"] - found["word"]) > 1e-3
+    assert abs(changed["word"] - found["word"]) > 1e-3
     flipped = fill(model, replace(batch, strangers_M=torch.tensor([1, 1])))
-    near(flipped["words"], found["word"])
+    near(flipped["word"], found["word"])
     assert abs(flipped["next"] - found["next"]) > 1e-3
     single = [fill(model, colliding([row], [answer]))["next"] for row, answer in ((1, 0), (3, 1))]
     near(single[0] + single[1], found["next"])
     assert min(single) > 1e-3  # neither answer is ignored
     none = fill(model, colliding([], []))
-    assert none.keys() == {"words"}
-    near(none["words"], found["word"])
+    assert none.keys() == {"word"}
+    near(none["word"], found["word"])
 
 
 def test_a_step_is_the_same_in_one_or_three_micro_batches() -> None:
@@ -182,11 +183,11 @@ def test_a_step_is_the_same_in_one_or_three_micro_batches() -> None:
         material = build_documents(choices, STORE, TOKENIZER)
         counts = [batch.counts for batch in material.step(0)[1]]
         assert len(counts) == pieces
-        assert pieces == 1 or (min(c["next"] for c in counts) == 0 and len({c["words"] for c in counts}) > 2)
+        assert pieces == 1 or (min(c["next"] for c in counts) == 0 and len({c["word"] for c in counts}) > 2)
         learner = new_learner(build_model(choices.model, seed=3).double(), choices, material, material)
         (line,) = [report.line for report in train(learner) if report.line]
         grads = {name: weight.grad for name, weight in learner.model.named_parameters()}
-        found.append((grads, [line[key] for key in ("loss", "words_loss", "next_loss")]))
+        found.append((grads, [line[key] for key in ("loss", "word_loss", "next_loss")]))
     for grads, losses in found[1:]:
         assert losses == pytest.approx(found[0][1], abs=1e-12)
         for name, grad in grads.items():
@@ -210,10 +211,10 @@ def test_an_evaluation_judges_all_and_always_the_same() -> None:
     everything = material.words.collate(np.arange(len(material.words.examples.rows_N)), JUDGED)
     totals = {part: float(total.detach()) for part, total in slow(model, everything).items()}
     means = {part: total / everything.counts[part] for part, total in totals.items()}
-    assert first.figures["word_loss"] == pytest.approx(means["words"], abs=1e-9)
+    assert first.figures["word_loss"] == pytest.approx(means["word"], abs=1e-9)
     assert first.figures["next_loss"] == pytest.approx(means["next"], abs=1e-9)
-    assert first.figures["perplexity"] == pytest.approx(float(np.exp(means["words"])), rel=1e-9)
-    assert first.loss == pytest.approx(means["words"] + means["next"], abs=1e-9)
+    assert first.figures["perplexity"] == pytest.approx(float(np.exp(means["word"])), rel=1e-9)
+    assert first.loss == pytest.approx(means["word"] + means["next"], abs=1e-9)
     assert 0 <= first.figures["word_accuracy"] <= 1
     assert 0 < first.figures["next_accuracy"] < 1
 

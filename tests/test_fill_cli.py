@@ -111,7 +111,7 @@ def test_a_training_says_how_it_goes(run: Path, trained: Ended) -> None:
     for word in ("word accuracy", "perplexity", "next accuracy", "run: done; curves.png"):
         assert word in trained.out
     last = Run(run).metrics()[-1]
-    assert last["loss"] == pytest.approx(last["words_loss"] + last["next_loss"])
+    assert last["loss"] == pytest.approx(last["word_loss"] + last["next_loss"])
     assert last["validation_loss"] == pytest.approx(last["validation_word_loss"] + last["validation_next_loss"])
     assert last["validation_word_accuracy"] > 0.4
 
@@ -270,6 +270,12 @@ ONE = "The sailor sails the boat. The sailor is old. It rains."
         (b"A. B.\n\nC. D.", ["data.sentences=french"], "data.sentences = 'french': must be one of english, lines"),
         (b"A. B.\n\nC. D.", ["data.documents=headings"], "odd.txt: no heading in it"),
         (b"A. B.\n\nC. D.", ["data.length=4"], "data.length = 4: leaves no room for text beside the special tokens"),
+        (
+            ONE.encode(),
+            ["train.hide_tokens=0.1"],
+            "train.hide_tokens = 0.1: is not read where task = 'fill'; leave it out",
+        ),
+        (ONE.encode(), ["data.long=windows"], "data.long = 'windows': is not read where task = 'fill'; leave it out"),
         (b"A. B.\n\nC. D.", ["model.pool=mean"], "model.pool = 'mean': next sentences are judged by one token"),
     ],
 )
@@ -292,7 +298,7 @@ def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(
     [
         ([ONE], ["train.next_sentence=false"], False),
         ([f"Number {n} is alone." for n in range(40)], [], False),
-        ([f"words without any end {n} " * 20 for n in range(40)], [], True),
+        ([f"words without any end {n} " * 20 for n in range(40)], [], False),
     ],
     ids=["one document", "single sentences", "no sentence ends"],
 )

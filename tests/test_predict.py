@@ -12,6 +12,7 @@ import transformers
 from small_folders import IDS, make_folder
 
 import qkv
+from qkv.learn.metrics import Scores
 from qkv.predict import Predictor
 from qkv.prediction import BATCH_TOKENS, batches
 from qkv.schema import UserError
@@ -47,6 +48,23 @@ def test_labels_are_those_of_the_pipeline(folders: dict[str, Path]) -> None:
 def test_a_decoder_classifies_by_its_last_token(folders: dict[str, Path]) -> None:
     said = pipeline("text-classification", folders["last-token"])(TEXTS)
     assert [a.label for a in qkv.load(folders["last-token"]).predict(TEXTS)] == [s["label"] for s in said]
+
+
+def test_a_decoder_that_classifies_is_evaluated(folders: dict[str, Path], tmp_path: Path) -> None:
+    said = [answer.label for answer in qkv.load(folders["last-token"]).predict(TEXTS)]
+    wrong = {"bad": "good", "good": "bad"}
+    assert wrong.keys() >= set(said[:1])
+    rows = [
+        f"{text},{wrong[str(label)] if n == 0 else label}"
+        for n, (text, label) in enumerate(zip(TEXTS, said, strict=True))
+    ]
+    (tmp_path / "rows.csv").write_text("\n".join(["text,label", *rows, ""]))
+    found = qkv.evaluate(folders["last-token"], str(tmp_path / "rows.csv"))["all"]
+    assert isinstance(found, Scores)
+    assert found.rows == 6
+    assert found.accuracy == pytest.approx(5 / 6)
+    with pytest.raises(UserError, match="complete: cannot be evaluated in this version: a decoder with head 'words'"):
+        qkv.evaluate(folders["complete"], str(tmp_path / "rows.csv"))
 
 
 def test_masks_are_filled_as_the_pipeline_fills_them(folders: dict[str, Path]) -> None:

@@ -1,5 +1,7 @@
 """From files as people have them to stores, by the whole road; what cannot be learnt from is said in a sentence."""
 
+import contextlib
+import hashlib
 import re
 from collections.abc import Iterator
 from itertools import count, islice, pairwise
@@ -8,12 +10,14 @@ from typing import Any
 
 import pytest
 
-from qkv.config import DataConfig, TokenizerConfig
+from qkv.config import DataConfig, Task, TokenizerConfig
 from qkv.data.prepare import Prepared, prepare
 from qkv.data.source import open_source
 from qkv.data.split import Part, part_of
 from qkv.data.store import Store
 from qkv.schema import UserError
+from qkv.text import catalog
+from qkv.text.corpus import Columns
 
 CHARACTERS = TokenizerConfig(kind="characters", lowercase=False)
 
@@ -373,3 +377,82 @@ def test_data_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "r.csv").write_text(csv_of(TWO[1:]))
     with pytest.raises(UserError, match="changed while it was being used"):
         prepare(source, CHARACTERS, tmp_path / "cache")
+
+
+# --- several corpora
+
+
+def own(folder: Path, name: str, text: str, label_names: dict[str, str]) -> catalog.Entry:
+    """An entry of the catalogue, and its file."""
+    content = csv_of([(f"{name} {n}", str(n % 2)) for n in range(40)], f"{text},label")
+    (folder / f"{name}.csv").write_text(content)
+    file = catalog.File(f"{name}.csv", hashlib.sha256(content.encode()).hexdigest())
+    return catalog.Entry(
+        name=name, title="", task="classify", licence="", source="", rows=40, kind="own", files=(file,),
+        columns=Columns(text, None, "label", None), label_names=label_names,
+    )  # fmt: skip
+
+
+def test_corpora_read_together_have_the_same_columns_and_label_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QKV_DATA", str(tmp_path))
+    good = {"0": "bad", "1": "good"}
+    kinds = {
+        "a": ("text", good),
+        "b": ("text", good),
+        "other": ("text", {"0": "no", "1": "yes"}),
+        "body": ("body", good),
+    }
+    made_up = {name: own(tmp_path, name, *kind) for name, kind in kinds.items()}
+    monkeypatch.setattr(catalog, "entries", lambda: made_up)
+    (tmp_path / "plain.csv").write_text(csv_of(TWO))
+
+    def rows(corpus: str, task: Task = "classify", **data: Any) -> int:
+        return sum(1 for _ in open_source(DataConfig(corpus=corpus, **data), task=task).rows())
+
+    assert rows("a + b") == 80
+    for both in ("a + other", f"a + {tmp_path}/plain.csv", f"{tmp_path}/plain.csv + a"):
+        with pytest.raises(UserError) as error:
+            rows(both)
+        assert (
+            str(error.value)
+            == f"data.corpus = {both!r}: these have different label names; say data.label_names for both"
+        )
+        assert rows(both, label_names="0=no, 1=yes") == rows(both, task="fill") > 40
+    with pytest.raises(
+        UserError, match=r"data\.corpus = 'a \+ body': corpora that are read together need the same columns"
+    ):
+        rows("a + body")
+    with pytest.raises(
+        UserError, match=r"data\.test = 'b \+ body': corpora that are read together need the same columns"
+    ):
+        rows("a", test="b + body")
+    assert rows("a + body", task="fill") == 80
+
+
+def test_a_path_that_is_there_as_written_is_one_corpus(tmp_path: Path) -> None:
+    for name, some_rows in (("a.csv", TWO[:1]), ("b.csv", TWO[:2]), ("a.csv + b.csv", TWO)):
+        (tmp_path / name).write_text(csv_of(some_rows))
+    with contextlib.chdir(tmp_path):
+        assert len(list(open_source(DataConfig(corpus="a.csv + b.csv")).rows())) == 6
+        (tmp_path / "a.csv + b.csv").unlink()
+        assert len(list(open_source(DataConfig(corpus="a.csv + b.csv")).rows())) == 3
+
+
+@pytest.mark.parametrize("kind", ["auto", "blank-lines"])
+def test_text_in_class_folders_falls_into_the_same_parts_for_both_tasks(tmp_path: Path, kind: str) -> None:
+    """Else what a classifier holds out would be learnt from before."""
+    for label in ("bad", "good"):
+        (tmp_path / label).mkdir()
+        for n in range(60):
+            (tmp_path / label / f"{n}.txt").write_text(f"{label} film {n}\n\nits second part\n")
+    data = DataConfig.read({"corpus": str(tmp_path)})
+    labelled = [(part, row.text) for part, row in open_source(data).rows()]
+    documents = [(part, row.text) for part, row in open_source(data.replace(documents=kind), task="fill").rows()]
+    assert len({part for part, _ in labelled}) == 3
+    assert len(labelled) == 120
+    if kind == "auto":
+        assert [(part, text.split()) for part, text in documents] == [(part, text.split()) for part, text in labelled]
+    else:
+        assert len(documents) == 240

@@ -436,7 +436,7 @@ def epoch_of(run: Path) -> int:
 
 def test_the_recipe_for_documents_has_all_that_could_go_astray(kinds: Path) -> None:
     lines = lives.timeless(kinds / "fill-1")
-    assert all(line["words_loss"] > 0 and line["next_loss"] > 0 for line in lines)
+    assert all(line["word_loss"] > 0 and line["next_loss"] > 0 for line in lines)
     assert 7 < epoch_of(kinds / "fill-1") < 20
     assert sha256(kinds / "fill-1" / "model.safetensors") != sha256(kinds / "fill-3" / "model.safetensors")
 

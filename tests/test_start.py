@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
+import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ import qkv
 from qkv import bundled
 from qkv.api import training
 from qkv.config import Recipe
+from qkv.learn.evaluate import evaluate
 from qkv.learn.material import Documents, Texts
 from qkv.learn.session import Session
 from qkv.run import Run
@@ -119,6 +122,18 @@ def test_what_judged_pairs_is_no_head_for_two_labels(place: Path, tmp_path: Path
     assert session.notes[0] == "new, and still to be learnt: text.output.weight, text.output.bias"
 
 
+def test_the_outputs_for_labels_are_new_even_for_the_same_labels(place: Path, tmp_path: Path) -> None:
+    """A temperature is folded into them, and the labels may mean something else."""
+    qkv.train(tuning(place), tmp_path / "first")
+    session, learnt = begin(tuning(place, init=str(tmp_path / "first")), tmp_path / "run"), state(tmp_path / "first")
+    own = session.learner.model.state_dict()
+    assert {name for name in own if not torch.equal(own[name], learnt[name])} == {
+        "text.output.weight",
+        "text.output.bias",
+    }
+    assert session.notes[0] == "new, and still to be learnt: text.output.weight, text.output.bias"
+
+
 def test_a_hugging_face_folder_is_gone_on_from(place: Path, tmp_path: Path) -> None:
     session, learnt = (
         begin(tuning(place, init="bert", model={"pooler": "tanh"}), tmp_path / "run"),
@@ -152,6 +167,10 @@ def test_pairs_with_and_without_segments(place: Path, tmp_path: Path) -> None:
     assert model.config.segments == 0
     assert Run(tmp_path / "without").architecture() == "DistilBertForSequenceClassification"
     assert model.predict([("the film", "was good")])[0].label in ("0", "1", "2")
+    make_folder(tmp_path / "single", "fill", segments=1)
+    one = qkv.train(tuning(place, "pairs.csv", str(tmp_path / "single"), data=data), tmp_path / "one")
+    assert one.config.segments == 1
+    assert one.predict([("the film", "was good")])[0].label in ("0", "1", "2")
     documents = Recipe.read(
         {**recipe.model_dump(), "task": "fill", "data": {"corpus": str(place / "docs.txt"), "length": 24}}
     )
@@ -173,9 +192,31 @@ def a_tensor_less(folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
+def a_gap_in_the_ids(folder: Path) -> None:
+    """As many tokens as before, but one of them has a number beyond the table."""
+    made = json.loads((folder / "tokenizer.json").read_text())
+    made["model"]["vocab"][WORDS[-1]] = 500
+    (folder / "tokenizer.json").write_text(json.dumps(made))
+
+
+def no_number(folder: Path, value: float = float("nan")) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["bert.encoder.layer.1.output.dense.weight"][3, 2] = value
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def an_absurd_context(folder: Path) -> None:
+    shutil.rmtree(folder)
+    make_folder(folder, "fill", positions="rotary", context=100_001)
+
+
 @pytest.mark.parametrize(
     ("harm", "sentence"),
     [
+        (a_gap_in_the_ids, "tokenizer.json has 501 tokens, its table of words 23 rows"),
+        (no_number, "tensor 'stack.blocks.1.feed.output.weight' holds numbers that are not finite"),
+        (lambda folder: no_number(folder, float("-inf")), "holds numbers that are not finite"),
+        (an_absurd_context, "context = 100,001; accepted: up to 100,000"),
         (more_tokens, "tokenizer.json has 25 tokens, its table of words 23 rows"),
         (a_tensor_less, "encoder.layer.1.output.dense.weight"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer.json"),
@@ -232,6 +273,55 @@ def test_a_run_goes_on_only_beside_what_it_was_begun_from(place: Path, tmp_path:
     shutil.rmtree(tmp_path / "other")
     make_folder(tmp_path / "other", "fill")
     assert qkv.train(recipe, tmp_path / "run").config.head == "classes"
+
+
+def stop_after(steps: int, recipe: Recipe, path: Path) -> None:
+    with training(recipe, path) as session:
+        for report in session.reports():
+            if report.step == steps:
+                return
+
+
+@pytest.mark.parametrize("other", ["gone", "changed"])
+def test_with_a_checkpoint_a_run_needs_its_init_no_more(place: Path, tmp_path: Path, other: str) -> None:
+    make_folder(tmp_path / "other", "fill")
+    recipe = tuning(place, init=str(tmp_path / "other"), train={"steps": 6, "save_every": 2})
+    qkv.train(recipe, tmp_path / "whole")
+    stop_after(3, recipe, tmp_path / "run")
+    shutil.rmtree(tmp_path / "other")
+    if other == "changed":
+        make_folder(tmp_path / "other", "fill", seed=2, layers=1)
+    with training(recipe, tmp_path / "run") as session:
+        assert session.resumed_at == 2
+    qkv.train(recipe, tmp_path / "run")
+    learnt, expected = state(tmp_path / "run"), state(tmp_path / "whole")
+    assert learnt.keys() == expected.keys()
+    assert all(torch.equal(learnt[name], expected[name]) for name in learnt)
+
+
+def test_the_card_names_what_a_run_went_on_from(place: Path, tmp_path: Path) -> None:
+    qkv.train(tuning(place), tmp_path / "run")
+    sha256 = Run(tmp_path / "run").began_with()["init"]
+    assert len(sha256) == 64
+    line = f"| goes on from | {place / 'pre'}, sha256 of its weights `{sha256}` |\n"
+    assert line in (tmp_path / "run" / "README.md").read_text()
+    assert "goes on from" not in (place / "pre" / "README.md").read_text()
+
+
+def test_a_run_of_other_examples_is_not_gone_on_with(place: Path, tmp_path: Path) -> None:
+    recipe, run = tuning(place, train={"steps": 4, "save_every": 2}), Run(tmp_path / "run")
+    stop_after(3, recipe, run.path)
+    saved = run.load(2)
+
+    def print_is(changed: dict[str, Any]) -> None:
+        shutil.rmtree(run.folder_of(2))
+        run.save(replace(saved, fingerprint=changed), best_step=0)
+
+    print_is({**saved.fingerprint, "examples": 999})
+    with pytest.raises(UserError, match=r"run: was begun by a qkv that makes other examples of the same data"):
+        qkv.train(recipe, run.path)
+    print_is({name: value for name, value in saved.fingerprint.items() if name != "examples"})  # as it was at first
+    assert begin(recipe, run.path).resumed_at == 2
 
 
 # --- how it is learnt
@@ -355,3 +445,14 @@ def test_labels_after_grades_and_grades_after_labels(graded: Path, place: Path, 
         tuning(place, "grades.csv", str(tmp_path / "labels"), data=data, model={"head": "grade"}), tmp_path / "g"
     )
     assert 50 < (again.predict(["good"])[0].value or 0) < 200
+
+
+def test_grades_after_grades_begin_as_with_a_new_head(graded: Path, place: Path, tmp_path: Path) -> None:
+    """What is learnt is a grade less its mean, in spreads; the old outputs would give grades in the old units."""
+    recipe = tuning(place, "grades.csv", str(graded), data={"label": "score"}, model={"head": "grade"})
+    session = begin(recipe, tmp_path / "run")
+    first = evaluate(session.learner.model, session.learner.validation)
+    assert first is not None
+    with (place / "grades.csv").open() as file:
+        grades = np.array([float(score) for _, score in list(csv.reader(file))[1:]])
+    assert first.figures["error"] < 2 * grades.std()

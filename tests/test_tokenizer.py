@@ -333,6 +333,17 @@ def test_the_frame_of_a_foreign_tokenizer(name: str) -> None:
     assert made.unknown == (None if name == "no unknown" else 2)
 
 
+def test_a_table_needs_a_row_for_the_largest_id_also_where_ids_are_missing() -> None:
+    assert foreign("bert").size == 10
+    assert foreign("no unknown").size == 10  # has no 2
+    apart = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 700}))
+    assert Tokenizer(apart).size == 701
+    apart = tokenizers.Tokenizer(models.WordLevel({"a": 0, "b": 700}))
+    apart.add_tokens(["c"])
+    assert Tokenizer(apart).size == 1 + max(apart.get_vocab().values())
+    assert Tokenizer(tokenizers.Tokenizer(models.BPE({}, []))).size == 0
+
+
 def test_a_tokenizer_that_knows_nothing_or_turns_texts_round_is_a_sentence() -> None:
     nothing = Tokenizer(tokenizers.Tokenizer(models.BPE({}, [])))
     with pytest.raises(UserError, match="none of its own words"):

@@ -130,6 +130,8 @@ def test_a_text_that_is_cut_is_said_to_be(place: Path) -> None:
         (["model.positions=learned", "model.context=16"], "data.length = 24 is more than model.context = 16"),
         (["train.learning_rate=0"], "train.learning_rate"),
         (["task=complete", "model.family=decoder", "model.pooler=none"], "accepted: classify, fill"),
+        (["train.whole_words=true"], "train.whole_words = True: is not read where task = 'classify'; leave it out"),
+        (["data.sentences=lines"], "data.sentences = 'lines': is not read where task = 'classify'; leave it out"),
     ],
 )
 def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(place: Path, settings: list[str], sentence: str) -> None:

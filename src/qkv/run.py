@@ -241,6 +241,10 @@ class Run:
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise UserError(f"{folder}: cannot be read: {str(error)[:200]}") from None
 
+    def holds_weights(self) -> bool:
+        """Whether there is something to go on from: a checkpoint that verifies, or a finished model."""
+        return self.is_done() or any(not self.problems_of(step) for step in self.checkpoints())
+
     def newest(self) -> tuple[Checkpoint | None, dict[int, str]]:
         """The newest checkpoint that verifies, and of each newer one what is wrong with it."""
         passed_over: dict[int, str] = {}

@@ -9,10 +9,8 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -20,11 +18,6 @@ from rich.console import Console
 from qkv import __version__
 from qkv.app import data
 from qkv.schema import UserError
-
-if TYPE_CHECKING:
-    from qkv.predict import Predictor
-
-MANY_TEXTS = 200  # from here on a bar is worth it
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -249,10 +242,11 @@ def predict(
 ) -> None:
     """What a model says about texts, one line each: a label, words for [MASK], a continuation or a translation."""
     from qkv.api import load
+    from qkv.app import asking
 
-    given, predictor = _texts(texts, file), load(run)
-    asked = [_asked(text, n, predictor) for n, text in enumerate(given, 1)]
-    with _counting(len(asked)) as seen:
+    given, predictor = asking.read_texts(texts, file), load(run)
+    asked = [asking.asked(text, n, predictor) for n, text in enumerate(given, 1)]
+    with asking.counting(len(asked)) as seen:
         answers = predictor.predict(asked, top=top, max_tokens=max_tokens, seen=seen)
     for answer in answers:
         print(json.dumps(answer.to_json(), ensure_ascii=False) if as_json else answer)
@@ -261,51 +255,6 @@ def predict(
         print(
             f"note: {len(cut)} of {len(answers)} texts were cut to fit the model, first text {cut[0]}", file=sys.stderr
         )
-
-
-def _asked(line: str, number: int, predictor: Predictor) -> str | tuple[str, str]:
-    """A line as the model wants it: one text, or two with a tab between them."""
-    first, tab, second = line.partition("\t")
-    if not predictor.reading.pairs:
-        return (first, second) if tab and predictor.config.head == "pretraining" else line
-    if not tab:
-        raise UserError(f"text {number}: this model judges pairs; write both texts with a tab between them")
-    return first, second
-
-
-@contextmanager
-def _counting(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on stderr for many texts, where somebody sits in front of it."""
-    if total < MANY_TEXTS or not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("predicting", total=total)
-        yield lambda count: bar.advance(task, count)
-
-
-def _texts(texts: list[str] | None, file: Path | None) -> list[str]:
-    """The texts to predict: arguments, a file, or standard input; one a line, without their line ends."""
-    if texts and file:
-        raise UserError("give texts or --file, not both")
-    if texts:
-        return texts
-    if not file and sys.stdin.isatty():
-        print("reading texts from the terminal, one a line; end with Ctrl-D", file=sys.stderr)
-    try:
-        raw = file.read_bytes() if file else sys.stdin.buffer.read()
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read: {error.strerror}") from None
-    try:
-        lines = raw.decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise UserError(
-            f"{file or 'stdin'}, line {line}: not UTF-8; convert it, for example with iconv -t utf-8"
-        ) from None
-    return [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
 
 
 @app.command()

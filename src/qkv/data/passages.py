@@ -117,14 +117,12 @@ class Strangers:
         if not others:
             return number, None
         raw = stream(self.seed, "pairs", 1 + epoch, number).random_raw(1 + TRIES)
-        if not raw[0] >> np.uint64(63):
-            return number, False
         begin, own, kin = int(self.begin_N[number]), int(self.own_N[number]), int(self.kin_N[number])
         for draw in raw[1:].tolist():
             place = begin + draw % others
             other = int(self.members_M[place if place < own else place + kin])
-            if self._differs(number, other):
-                return other, True
+            if self._differs(number, other):  # only now the coin: whoever has no stranger is not judged at all
+                return (other, True) if raw[0] >> np.uint64(63) else (number, False)
         return number, None
 
     def _differs(self, one: int, other: int) -> bool:

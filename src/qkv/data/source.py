@@ -147,9 +147,11 @@ def _only_once(found: dict[str, list[Files]]) -> None:
     for part, files in found.items():
         for path in (path for one in files for path in one.paths):
             entry = path.stat()
-            other = owner.setdefault((entry.st_dev, entry.st_ino), part)
-            if other != part:
-                raise UserError(f"data.{part}: {path} is also in data.{other}; a row must be in one of them only")
+            other = owner.get((entry.st_dev, entry.st_ino))
+            if other is not None:
+                where = f"also in data.{other}" if other != part else "there twice"
+                raise UserError(f"data.{part}: {path} is {where}; a row must be in one of them only")
+            owner[entry.st_dev, entry.st_ino] = part
 
 
 def _data_hash(found: dict[str, list[Files]], names: dict[str, str]) -> str:

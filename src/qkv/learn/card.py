@@ -41,10 +41,6 @@ def write_card(
     findings: Findings | None,
 ) -> str:
     """README.md of a finished run."""
-    counts = {part: sum(labels.values()) for part, labels in prepared.counts.items()}
-    if 0 < recipe.data.rows < counts["train"]:
-        counts["train"] = recipe.data.rows
-    rows = ", ".join(f"{count:,} {part}" for part, count in counts.items())
     machine = "\n".join(f"| {key} | {value} |" for key, value in sorted(runtime.fingerprint().items()))
     return f"""# {name}
 
@@ -60,7 +56,7 @@ loads as `{architecture}`.
 
 ## Data
 
-`{recipe.data.corpus}`: {rows} {"documents" if recipe.task == "fill" else "rows"}. {_parts(recipe, prepared, progress)}
+`{recipe.data.corpus}`: {_rows(recipe, prepared)}. {_parts(recipe, prepared, progress)}
 
 sha256 of the data as read: `{prepared.data_hash}`
 
@@ -81,6 +77,15 @@ import qkv
 print(qkv.load("this folder").predict(["..."]))
 ```
 """
+
+
+def _rows(recipe: Recipe, prepared: Prepared) -> str:
+    counts = {part: sum(labels.values()) for part, labels in prepared.counts.items()}
+    if 0 < recipe.data.rows < counts["train"]:
+        counts["train"] = recipe.data.rows
+    return ", ".join(f"{count:,} {part}" for part, count in counts.items()) + (
+        " documents" if recipe.task == "fill" else " rows"
+    )
 
 
 def _went_on(recipe: Recipe, began_with: Mapping[str, str]) -> str:

@@ -80,13 +80,13 @@ def open_session(recipe: Recipe, path: Path, say: Say = lambda sentence: None) -
     before = run.recipe if run.begun else None
     threads = before.runtime.threads if before is not None and recipe.runtime.threads == 0 else recipe.runtime.threads
     recipe = recipe.replace(runtime={"threads": runtime.start(threads)})
-    goes_on = before is not None and bool(run.checkpoints())  # then all that init gave is in the run
+    goes_on = before is not None and run.holds_weights()  # then all that init gave is in the run
     start = None if goes_on else read_start(recipe)
     source = open_source(recipe.data, say, recipe.task)
     prepared = prepare(source, _tokenizer(recipe, run, start), cache_folder(), say, form_of(recipe))
     recipe = finished_recipe(recipe, source, prepared, start, before if goes_on else None)
     check_recipe(recipe)  # again, now that every key has its value
-    began_with = _hashes(prepared, start) if not goes_on else {**run.began_with(), "data": prepared.data_hash}
+    began_with = _hashes(prepared, start) if not goes_on else _remembered(run, prepared)
     if before is not None:
         _must_agree(run, before, recipe, began_with)
         same_tokenizer(run, root_files(prepared, recipe))
@@ -111,7 +111,15 @@ def open_run_data(recipe: Recipe, run: Run) -> tuple[Prepared, dict[str, bytes],
     """The data of a run that was begun, the root files made from it, and the hashes of what it began with."""
     source = open_source(recipe.data, task=recipe.task)
     prepared = prepare(source, _tokenizer(recipe, run, None), cache_folder(), form=form_of(recipe))
-    return prepared, root_files(prepared, recipe), {**run.began_with(), "data": prepared.data_hash}
+    return prepared, root_files(prepared, recipe), _remembered(run, prepared)
+
+
+def _remembered(run: Run, prepared: Prepared) -> dict[str, str]:
+    """What a run began with, as far as its manifest still tells."""
+    try:
+        return {**run.began_with(), "data": prepared.data_hash}
+    except UserError:
+        return {"data": prepared.data_hash}
 
 
 def _tokenizer(recipe: Recipe, run: Run, start: Start | None) -> TokenizerConfig | Tokenizer:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from qkv.config import DataConfig, Recipe
+from qkv.config import DataConfig, ModelConfig, Recipe
 from qkv.data.prepare import Form, Prepared, splitter_of
 from qkv.data.source import Source
 from qkv.learn.material import Material, Standard, build_documents, build_texts, drawn, some_rows
@@ -63,6 +63,9 @@ def finished_recipe(
     """The recipe with what only the data and the model it goes on from can tell: columns and label names of a catalogue
     entry, vocabulary, labels, and every part of the other model."""
     if recipe.init != "none" and before is not None and before.init == recipe.init:
+        for key, mine in recipe.model:
+            if mine not in (getattr(ModelConfig(), key), getattr(before.model, key)):
+                raise UserError(f"model.{key} = {mine!r}: this run was begun with {getattr(before.model, key)!r}")
         return recipe.replace(model=before.model.model_dump(), data=_finished_data(recipe, source).model_dump())
     model, size = recipe.model if start is None else config_from(start, recipe), prepared.tokenizer.size
     if start is None and model.vocabulary not in (0, size) and model.preset == "none":
