@@ -30,8 +30,8 @@ def _silent(sentence: str) -> None:
 
 
 def load(run: str | PathLike[str]) -> Predictor:
-    """A model from a run, a Hugging Face folder or the package (`qkv.load("bundled-encoder")`): `.predict(texts)`,
-    `.embed(texts)`, `.model`, `.config`."""
+    """A model from a run or a Hugging Face folder, or a bundled one by its name: `.predict(texts)`, `.embed(texts)`,
+    `.model`, `.config`."""
     return load_predictor(path_of(os.fspath(run)))
 
 

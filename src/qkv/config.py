@@ -295,7 +295,7 @@ class Recipe(Section):
     seed: int = key(7, "All randomness of a run is a function of this number.", ge=0, lt=2**63)
     init: str = key(
         "none",
-        "What to go on from, weights and tokenizer: a run, a Hugging Face folder, a bundled model; none: nothing.",
+        "What to go on from, weights and tokenizer: a run or a Hugging Face folder; none: nothing.",
     )
     data: DataConfig = Field(default_factory=DataConfig, description="What it learns from.")
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="How text becomes tokens.")

@@ -231,7 +231,7 @@ def plan(
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a Hugging Face folder or a bundled model.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or a Hugging Face folder.")],
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="[TEXT ...]", help="Without any: lines of stdin.")
     ] = None,
@@ -259,7 +259,7 @@ def predict(
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a Hugging Face folder or a bundled model.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or a Hugging Face folder.")],
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write; must not exist yet.")
     ],

@@ -1,5 +1,5 @@
-"""Small models that come with the package, each a Hugging Face folder beside this file with a card that says how it was
-made."""
+"""The place of small models that come with the package: Hugging Face folders beside this file, each with a card that
+says how it was made. There is none yet."""
 
 from __future__ import annotations
 
