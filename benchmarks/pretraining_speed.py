@@ -41,8 +41,8 @@ import torch
 from numpy.typing import NDArray
 from table import say
 from torch.utils.data import DataLoader, Dataset
-from training_speed import NEVER, Contender, Inputs, Work, compare, theirs, where_time_goes
-from transformers import BertConfig, BertForPreTraining, DataCollatorForLanguageModeling, PreTrainedTokenizerFast
+from training_speed import DROPOUT, NEVER, Contender, Inputs, Work, bert, compare, theirs, where_time_goes
+from transformers import BertForPreTraining, DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
 from qkv import presets, runtime
 from qkv.config import ModelConfig, Recipe
@@ -56,7 +56,7 @@ from qkv.learn.train import Learner, new_learner, train
 from qkv.text.catalog import cache_folder
 from qkv.text.tokenizer import Tokenizer
 
-DROPOUT, HIDDEN, IGNORED = 0.1, 0.15, -100
+HIDDEN, IGNORED = 0.15, -100
 RATE, THEIR_RATE = 5e-4, 5e-5  # the second is the Trainer's own
 Ints = NDArray[np.int64]
 
@@ -135,20 +135,6 @@ def flops_of(config: ModelConfig) -> Callable[[Inputs], float]:
     return flops
 
 
-def bert(vocabulary: int, attention_dropout: float) -> Any:
-    torch.manual_seed(7)
-    config = BertConfig(
-        vocab_size=vocabulary,
-        hidden_size=256,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        intermediate_size=1024,
-        hidden_dropout_prob=DROPOUT,
-        attention_probs_dropout_prob=attention_dropout,
-    )
-    return BertForPreTraining._from_config(config, attn_implementation="sdpa")
-
-
 def grouped(material: Documents) -> Iterator[Inputs]:
     """The batches of qkv in the form transformers takes them."""
     number = 0
@@ -220,7 +206,10 @@ def at_random(material: Documents, tokenizer: Tokenizer, rows: int) -> Iterator[
 
 def contenders(learner: Learner, tokenizer: Tokenizer, rows: int) -> dict[str, Contender]:
     size = learner.recipe.model.vocabulary
-    models = {name: bert(size, share) for name, share in (("default", DROPOUT), ("tuned", DROPOUT), ("same", 0.0))}
+    models = {
+        name: bert(BertForPreTraining, size, share)
+        for name, share in (("default", DROPOUT), ("tuned", DROPOUT), ("same", 0.0))
+    }
     own = sum(weight.numel() for weight in learner.model.parameters())
     for model in models.values():
         count = sum(weight.numel() for weight in model.parameters())

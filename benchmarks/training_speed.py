@@ -126,7 +126,8 @@ def ours(learner: Learner) -> Callable[[], Work]:
     return step
 
 
-def bert(vocabulary: int, attention_dropout: float) -> Any:
+def bert(kind: Any, vocabulary: int, attention_dropout: float) -> Any:
+    """A model of theirs, of a class for this task, with our size and parts."""
     torch.manual_seed(7)
     config = BertConfig(
         vocab_size=vocabulary,
@@ -137,7 +138,7 @@ def bert(vocabulary: int, attention_dropout: float) -> Any:
         hidden_dropout_prob=DROPOUT,
         attention_probs_dropout_prob=attention_dropout,
     )
-    return BertForSequenceClassification._from_config(config, attn_implementation="sdpa")
+    return kind._from_config(config, attn_implementation="sdpa")
 
 
 def theirs(
@@ -219,7 +220,10 @@ def peak() -> float:
 
 def contenders(learner: Learner, prepared: Prepared, rows: int) -> dict[str, Contender]:
     size = prepared.tokenizer.size
-    models = {name: bert(size, share) for name, share in (("tuned", DROPOUT), ("same", 0.0), ("default", DROPOUT))}
+    models = {
+        name: bert(BertForSequenceClassification, size, share)
+        for name, share in (("tuned", DROPOUT), ("same", 0.0), ("default", DROPOUT))
+    }
     own = sum(weight.numel() for weight in learner.model.parameters())
     assert all(sum(weight.numel() for weight in model.parameters()) == own for model in models.values())
     material, steps, rate = texts_of(learner), learner.steps, learner.recipe.train.learning_rate
