@@ -47,3 +47,9 @@ def test_some_ids_are_never_given() -> None:
 def test_log_probabilities_add_up() -> None:
     chosen = list(greedy(step, CHAIN[[0]], [[0]], end=(END,), limit=9))
     assert math.isclose(sum(c.log_probabilities_N.item() for c in chosen), math.log(0.6 * 0.7 * 0.6), rel_tol=1e-6)
+
+
+def test_rows_may_be_over_before_they_end() -> None:
+    """How a stop string ends a row: the others go on."""
+    steps = list(greedy(step, CHAIN[[0, 0]], [[0], [0]], end=(END,), limit=9, over=lambda chosen: chosen.rows_N == 1))
+    assert [chosen.rows_N.tolist() for chosen in steps] == [[0, 1], [0], [0]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from torch import Tensor
 from qkv import __version__
 from qkv.config import ModelConfig
 from qkv.exchange import peer
-from qkv.exchange.folder import open_folder, write_folder
+from qkv.exchange.folder import WEIGHTS, open_folder, write_folder
 from qkv.exchange.hf import read_model, write_model
 from qkv.exchange.names import carried
 from qkv.exchange.written import Written
@@ -68,7 +69,8 @@ def export_hf(run: Path, target: Path, *, half: bool = False) -> Certificate:
     def try_out(folder: Path) -> str:
         certificates.append(certify(model, config, written, folder))
         certificates[0].must_hold()
-        return _card(target.name, config, written, certificates[0]) + before.replace("\n#", "\n##").replace(
+        digest = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+        return _card(target.name, config, written, certificates[0], digest) + before.replace("\n#", "\n##").replace(
             "# ", "\n## ", 1
         )
 
@@ -128,7 +130,7 @@ def _scores(model: Model, tokens_1L: Tensor, words_only: bool) -> Tensor:
     return torch.cat([part.flatten() for part in (said if has_answer else [hidden_1LD, *said])])
 
 
-def _card(title: str, config: ModelConfig, written: Written, certificate: Certificate) -> str:
+def _card(title: str, config: ModelConfig, written: Written, certificate: Certificate, digest: str) -> str:
     """The README.md of an exported folder."""
     count = sum(tensor.numel() for tensor in written.tensors.values())
     lengths = ", ".join(str(length) for length in _lengths(config))
@@ -136,7 +138,7 @@ def _card(title: str, config: ModelConfig, written: Written, certificate: Certif
     return f"""# {title}
 
 {written.name}, {count:,} numbers in model.safetensors; {config.family}, {config.layers} layers, {config.width} wide.
-Written by qkv {__version__} on {datetime.date.today()}.
+Written by qkv {__version__} on {datetime.date.today()}. sha256 of model.safetensors: `{digest}`
 
 ## Certificate
 

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from qkv import __version__, runtime
 from qkv.config import Recipe
 from qkv.data.prepare import Prepared
+from qkv.data.source import BOTH
 from qkv.learn.metrics import Figures, Findings, Scores
 from qkv.learn.train import Progress
+from qkv.text import catalog
 
 SPECIALS = {
     "pad_token": "[PAD]",
@@ -44,7 +46,8 @@ def write_card(
     machine = "\n".join(f"| {key} | {value} |" for key, value in sorted(runtime.fingerprint().items()))
     return f"""# {name}
 
-{_what(recipe, prepared.labels, findings)}, trained with qkv {__version__} on {datetime.date.today()}.
+{_what(recipe, prepared.labels, findings)}, trained with qkv {__version__} on {datetime.date.today()}:
+{progress.step:,} steps of {recipe.train.batch_tokens:,} tokens or a little less.
 {recipe.model.family}, {recipe.model.layers} layers, {recipe.model.width} wide, {recipe.model.positions} positions;
 loads as `{architecture}`.
 
@@ -57,7 +60,7 @@ loads as `{architecture}`.
 ## Data
 
 `{recipe.data.corpus}`: {_rows(recipe, prepared)}. {_parts(recipe, prepared, progress)}
-
+{_licences(recipe)}
 sha256 of the data as read: `{prepared.data_hash}`
 
 ## Exactness
@@ -86,6 +89,12 @@ def _rows(recipe: Recipe, prepared: Prepared) -> str:
     return ", ".join(f"{count:,} {part}" for part, count in counts.items()) + (
         " documents" if recipe.task == "fill" else " rows"
     )
+
+
+def _licences(recipe: Recipe) -> str:
+    """Whose text it was, of corpora that the catalogue knows."""
+    known = [catalog.entries().get(name) for name in recipe.data.corpus.split(BOTH)]
+    return "".join(f"\n- {one.name}: {one.source}. Licence: {one.licence}.\n" for one in known if one is not None)
 
 
 def _went_on(recipe: Recipe, began_with: Mapping[str, str]) -> str:
