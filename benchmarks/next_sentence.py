@@ -40,9 +40,9 @@ from qkv import api, runtime
 from qkv.bundled import path_of
 from qkv.config import Recipe
 from qkv.data.batch import WordBatch
-from qkv.data.prepare import sentences_of
 from qkv.data.source import Source, open_source
 from qkv.data.split import Part
+from qkv.data.tokenise import sentences_of
 from qkv.learn import metrics
 from qkv.learn.material import JUDGED, Documents, build_documents
 from qkv.learn.objectives import word_scores

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from qkv.config import Recipe
 from qkv.data.batch import WordBatch
-from qkv.data.prepare import sentences_of
+from qkv.data.tokenise import sentences_of
 from qkv.learn.evaluate import evaluate, judge_words
 from qkv.learn.material import JUDGED, Documents, build_documents
 from qkv.learn.objectives import fill

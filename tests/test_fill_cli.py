@@ -16,8 +16,9 @@ from lives import Ended, nursery
 
 import qkv
 from qkv.config import Recipe
-from qkv.data.prepare import Form, Prepared, prepare
+from qkv.data.prepare import Prepared, prepare
 from qkv.data.source import open_source
+from qkv.data.tokenise import Form
 from qkv.run import Run
 from qkv.schema import UserError
 from qkv.text.sentences import SPLITTERS
@@ -317,7 +318,7 @@ def test_odd_documents_can_be_learnt_from(tmp_path: Path, texts: list[str], sett
 def prepared(folder: Path, corpus: str, **data: Any) -> Prepared:
     recipe = resolve_text(corpus=corpus, **data)
     source = open_source(recipe.data, task="fill")
-    return prepare(source, recipe.tokenizer, folder / "cache", form=Form(sentences=recipe.data.sentences))
+    return prepare(source, recipe.tokenizer, folder / "cache", form=Form("sentences", recipe.data.sentences))
 
 
 def resolve_text(**data: Any) -> Recipe:

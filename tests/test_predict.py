@@ -12,7 +12,7 @@ import transformers
 from small_folders import IDS, make_folder
 
 import qkv
-from qkv.learn.metrics import Scores
+from qkv.learn.metrics import Figures, Scores
 from qkv.predict import Predictor
 from qkv.prediction import BATCH_TOKENS, batches
 from qkv.schema import UserError
@@ -63,8 +63,11 @@ def test_a_decoder_that_classifies_is_evaluated(folders: dict[str, Path], tmp_pa
     assert isinstance(found, Scores)
     assert found.rows == 6
     assert found.accuracy == pytest.approx(5 / 6)
-    with pytest.raises(UserError, match="complete: cannot be evaluated in this version: a decoder with head 'words'"):
-        qkv.evaluate(folders["complete"], str(tmp_path / "rows.csv"))
+    with pytest.raises(UserError, match="complete: is no run with a recipe that says what to evaluate on"):
+        qkv.evaluate(folders["complete"])
+    running = qkv.evaluate(folders["complete"], str(tmp_path / "rows.csv"))["all"]
+    assert isinstance(running, Figures)
+    assert running.values["bits_per_byte"] > 0
 
 
 def test_masks_are_filled_as_the_pipeline_fills_them(folders: dict[str, Path]) -> None:
@@ -144,7 +147,7 @@ def test_a_long_text_is_cut_and_says_so(folders: dict[str, Path]) -> None:
         ("fill", {"texts": ["no mask"]}, "text 1, 'no mask', has no [MASK]; write it where a word is missing"),
         ("embed", {"texts": ["x"]}, "this model has no head to predict with"),
         ("complete", {"texts": ["good", ""]}, "text 2 is empty"),
-        ("complete", {"texts": ["good"], "max_tokens": 0}, "max_tokens = 0: must be at least 1 and at most 100,000"),
+        ("complete", {"texts": ["good"], "max_tokens": -1}, "max_tokens = -1: must be at least 0 and at most 100,000"),
         (
             "complete",
             {"texts": ["good"], "max_tokens": 31},

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from qkv import recipes
 from qkv.bundled import path_of
-from qkv.config import DataConfig, Recipe, Task
+from qkv.config import DataConfig, Family, Recipe, Task
 from qkv.data.source import open_source
 from qkv.learn.finish import finish, test_rows
 from qkv.learn.metrics import Findings
@@ -23,6 +23,7 @@ from qkv.run import Run
 from qkv.schema import UserError
 
 Say = Callable[[str], None]
+TASK_OF_FAMILY: dict[Family, Task] = {"encoder": "fill", "decoder": "complete", "encoder-decoder": "translate"}
 
 
 def _silent(sentence: str) -> None:
@@ -80,8 +81,8 @@ def evaluate(run: str | PathLike[str], data: str | None = None, say: Say = _sile
     path = path_of(os.fspath(run))
     predictor = load(path)
     head, family = predictor.config.head, predictor.config.family
-    if head not in ("classes", "grade") and not (head in ("words", "pretraining") and family == "encoder"):
-        raise UserError(f"{path}: cannot be evaluated in this version: a {family} with head {head!r}")
+    if head == "none":
+        raise UserError(f"{path}: has no head, so there is nothing to evaluate")
     own = Run(path).recipe
     if data is None:
         if own is None or not Run(path).begun:
@@ -90,7 +91,7 @@ def evaluate(run: str | PathLike[str], data: str | None = None, say: Say = _sile
         if source.data_hash != Run(path).data_hash():
             raise UserError(f"{path}: its data has changed since, so its test rows are others; give --data FILE")
         return score(predictor, test_rows(source), own, say)
-    task: Task = "classify" if predictor.config.head in ("classes", "grade") else "fill"
+    task: Task = "classify" if head in ("classes", "grade") else TASK_OF_FAMILY[family]
     settings = own.data if own is not None else DataConfig()
     source = open_source(settings.replace(corpus=data, validation="split", test="split", group="none"), say, task)
     return score(predictor, ((source.label_of(row), row) for _, row in source.rows()), own, say)

@@ -182,26 +182,31 @@ class DataConfig(Section):
     """What is learnt from."""
 
     corpus: str = key(
-        "movie-reviews", "A catalogue name (`qkv data list`), a file, a folder or a glob; `A + B` is both."
+        "movie-reviews",
+        "A catalogue name (`qkv data list`), a file, a folder or a glob; `A + B` is both, `A -> B` aligned lines.",
     )
     validation: str = key("split", "Rows to choose and calibrate by: split (5% of the corpus, by hash), or a corpus.")
     test: str = key("split", "Rows for the final figure only: split (10% of the corpus, by hash), or a corpus.")
     text: str = key("text", "Column that holds the text.")
     pair: str = key("none", "Column that holds the second text of a pair; none: one text.")
+    target: str = key("target", "translate: column that holds the translation.")
     label: str = key("label", "Column that holds the label.")
     label_names: str = key("none", "Names for labels, as `0=negative, 1=positive`; a label not named is its own name.")
     group: str = key("none", "Column by whose values evaluation reports apart; none: no groups.")
     length: int = key(
         512, "Longest text in one piece, special tokens counted; see long.", "tokens", ge=4, le=10_000_000
     )
-    long: Long = key("cut", "A longer text: cut at length, or read in windows of it that overlap by half.")
-    balance: Balance = key("none", "weights: every label counts alike in the loss, however rare.")
+    long: Long = key("cut", "classify: a longer text: cut at length, or read in windows of it that overlap by half.")
+    balance: Balance = key("none", "classify: weights: every label counts alike in the loss, however rare.")
     rows: int = key(
         0, "Learn from so many of the training rows only, drawn by the seed; 0: all.", "rows", ge=0, le=10**9
     )
     documents: Documents = key(
-        "auto", "fill: what is one document in plain text; auto: what stands between blank lines. Of a table, a row."
+        "auto",
+        "fill, complete: what is one document in plain text; auto: what stands between blank lines, a whole file for "
+        "complete. Of a table, a row.",
     )
+    across: bool = key(False, "complete: windows run on from one document into the next.")
     sentences: str = key("english", "fill: how a document is split into sentences; english or lines.")
 
 
@@ -213,6 +218,7 @@ class TokenizerConfig(Section):
         8000, "Most tokens to have; characters and bytes have as many as there are.", "tokens", ge=16, le=10_000_000
     )
     lowercase: bool = key(True, "Read THE and the alike, and é as e.")
+    shared: bool = key(True, "translate: one tokenizer for both languages, not one for each.")
 
 
 class TrainConfig(Section):
@@ -243,7 +249,10 @@ class TrainConfig(Section):
         0.0, "Share of attention weights set to zero in training; costs speed.", ge=0.0, lt=1.0
     )
     hide_tokens: float = key(
-        0.0, "Share of a text's tokens hidden in training behind the mask token; in steps of 1/256.", ge=0.0, lt=1.0
+        0.0,
+        "classify: share of a text's tokens hidden in training behind the mask token; in steps of 1/256.",
+        ge=0.0,
+        lt=1.0,
     )
     mask_words: float = key(
         0.15,
@@ -253,7 +262,9 @@ class TrainConfig(Section):
     )
     whole_words: bool = key(False, "fill: guess all pieces of a word or none.")
     next_sentence: bool = key(True, "fill: also judge whether the second text follows the first, as BERT does.")
-    label_smoothing: float = key(0.0, "Share of each target spread evenly over all labels.", ge=0.0, lt=1.0)
+    label_smoothing: float = key(
+        0.0, "classify, complete, translate: share of each target spread evenly over all.", ge=0.0, lt=1.0
+    )
     layer_decay: float = key(
         1.0, "Each layer learns so much slower than the one above it, the embeddings slowest.", gt=0.0, le=1.0
     )
@@ -266,7 +277,7 @@ class TrainConfig(Section):
     )
     eval_tokens: int = key(
         0,
-        "fill: evaluate on so many tokens of the validation rows, always the same; 0: all.",
+        "fill, complete, translate: evaluate on so many tokens of the validation rows, always the same; 0: all.",
         "tokens",
         ge=0,
         le=10**12,
@@ -278,6 +289,30 @@ class TrainConfig(Section):
         0, "Stop after so many evaluations without improvement; 0: never.", "evaluations", ge=0, le=10**9
     )
     keep: Keep = key("best", "Which weights the run ends with: best on the validation rows, or last.")
+    average: int = key(
+        0,
+        "Ends with the mean of the weights at so many last evaluations; 0: with those that keep says.",
+        "evaluations",
+        ge=0,
+        le=10_000,
+    )
+
+
+class DecodeConfig(Section):
+    """How words are given, one after the other. Read where a model answers, never where it learns."""
+
+    beam: int = key(1, "Hypotheses held at each step; 1: the likeliest word each time.", "hypotheses", ge=1, le=1000)
+    length_penalty: float = key(
+        0.6, "How far longer answers are favoured: 0 not at all; the 2017 paper has 0.6.", ge=0.0, le=10.0
+    )
+    max_tokens: int = key(
+        0, "Longest answer; 0: 64 to complete, twice the source and 10 to translate.", "tokens", ge=0, le=100_000
+    )
+    temperature: float = key(
+        0.0, "complete: 0: the likeliest each time; 1: by chance, as likely as it is; below 1: tamer.", ge=0.0, le=100.0
+    )
+    top_k: int = key(0, "complete: by chance among so many of the likeliest; 0: all.", "tokens", ge=0, le=10_000_000)
+    top_p: float = key(1.0, "complete: by chance among as few as have this share of the probability.", gt=0.0, le=1.0)
 
 
 class RuntimeConfig(Section):
@@ -301,6 +336,7 @@ class Recipe(Section):
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="How text becomes tokens.")
     model: ModelConfig = Field(default_factory=ModelConfig, description="The Transformer.")
     train: TrainConfig = Field(default_factory=TrainConfig, description="How it learns.")
+    decode: DecodeConfig = Field(default_factory=DecodeConfig, description="How it answers.")
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig, description="The machine.")
 
     @model_validator(mode="after")

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,23 +17,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qkv.config import ModelConfig
+from qkv.config import DecodeConfig, ModelConfig
 from qkv.data.examples import windows
-from qkv.decode import greedy
+from qkv.data.prepare import TARGET
 from qkv.disk import MANIFEST
 from qkv.exchange.folder import open_folder
 from qkv.exchange.hf import read_model
 from qkv.exchange.names import Names, names_of
-from qkv.model.cache import Cache
+from qkv.generation import USUAL_ANSWER, Asked, answer, one_by_one, pieces, texts_at_once
 from qkv.model.heads import POOLS
 from qkv.model.transformer import Decoder, Encoder, EncoderDecoder, Model, hidden_states, text_answers
-from qkv.prediction import Padded, Prediction, Reading, Text, batches
+from qkv.prediction import MANY, Padded, Prediction, Reading, Text, batches
 from qkv.run import WEIGHTS, Run
-from qkv.schema import UserError, listed
-from qkv.text.tokenizer import Encoded, Side, Tokenizer
+from qkv.schema import UserError, listed, nearest
+from qkv.text.tokenizer import Encoded, Tokenizer
 
-USUAL_ANSWER = 64  # tokens of a continuation or translation, unless asked otherwise
-LONGEST_ANSWER = 100_000
 FOLLOWS = ("next", "not next")  # what the two outputs of a model that judges pairs say, in BERT's order
 T = TypeVar("T")
 
@@ -47,10 +46,11 @@ class Predictor:
         tokenizer: Tokenizer | None,
         names: Names,
         reading: Reading | None = None,
+        target: Tokenizer | None = None,
     ) -> None:
         self.model, self.config, self.names = model.eval(), config.resolve(), names
         self.reading = reading or Reading()
-        self._tokenizer = tokenizer
+        self._tokenizer, self._target = tokenizer, target
 
     def __repr__(self) -> str:
         c = self.config
@@ -68,25 +68,30 @@ class Predictor:
             raise UserError(f"tokenizer and model do not belong together: tokenizer.json has {sizes}")
         return self._tokenizer
 
+    @property
+    def target(self) -> Tokenizer:
+        """The tokenizer of what it writes."""
+        return self._target or self.tokenizer
+
     def predict(
         self,
         texts: Sequence[Text],
         *,
         top: int = 5,
-        max_tokens: int | None = None,
+        best: int = 1,
+        seed: int = 0,
+        stop: Sequence[str] = (),
         seen: Callable[[int], None] = lambda count: None,
+        **decode: Any,
     ) -> list[Prediction]:
         """An answer for each text, in order: a label, a grade, words for the mask, a continuation or a translation.
 
-        `top` words are given for each mask. An answer has at most `max_tokens`: 64, or half of a shorter context.
-        `seen` is told how many texts were answered, as they are.
+        `top` words are given for each mask. Of a continuation or translation: `best` answers of a beam search; drawn by
+        `seed` where there is a temperature; up to a string to `stop` at; and whatever else [decode] of a recipe has, as
+        `beam=5`. `seen` is told how many texts were answered, as they are.
         """
         texts = _listed_texts(texts)
-        if max_tokens is None:
-            bounded = self.config.positions == "learned"
-            max_tokens = max(1, min(USUAL_ANSWER, self.config.context // 2)) if bounded else USUAL_ANSWER
-        if not 1 <= max_tokens <= LONGEST_ANSWER:
-            raise UserError(f"max_tokens = {max_tokens}: must be at least 1 and at most {LONGEST_ANSWER:,}")
+        asked = self.asked(best, seed, stop, **decode)
         if not 1 <= top <= self.config.vocabulary:
             raise UserError(f"top = {top}: must be at least 1 and at most {self.config.vocabulary:,}")
         head, model = self.config.head, self.model
@@ -101,8 +106,64 @@ class Predictor:
             raise UserError(f"text {pairs[0] + 1} is a pair; this model takes one text at a time")
         if isinstance(model, Encoder):
             return self._in_batches(texts, lambda batch: self._fill_or_judge(model, batch, top), seen=seen)
-        room = max_tokens if isinstance(model, Decoder) else 0
-        return self._in_batches(texts, lambda batch: self._answer(model, batch, max_tokens), room, seen)
+        return self._written(model, [str(text) for text in texts], asked, seen)
+
+    def asked(self, best: int = 1, seed: int = 0, stop: Sequence[str] = (), **decode: Any) -> Asked:
+        """How words are wanted: what the recipe says, and what is said here."""
+        unknown = [name for name in decode if name not in DecodeConfig.model_fields]
+        if unknown:
+            raise UserError(f"{unknown[0]}: {nearest(unknown[0], DecodeConfig.model_fields)}")
+        chosen = {name: value for name, value in decode.items() if value is not None}
+        settings = self.reading.decode.replace(**chosen)
+        if settings.max_tokens == 0 and self.config.positions == "learned":
+            settings = settings.replace(max_tokens=max(1, min(USUAL_ANSWER, self.config.context // 2)))
+        return Asked(settings, best, seed, tuple(stop))
+
+    def stream(self, text: str, *, seed: int = 0, stop: Sequence[str] = (), **decode: Any) -> Iterator[str]:
+        """A continuation or translation of one text in pieces, as they are made."""
+        model, asked = self.model, self.asked(1, seed, stop, **decode)
+        if not isinstance(model, Decoder | EncoderDecoder) or self.config.head != "words":
+            raise UserError("only a continuation or a translation comes in pieces; for this model: predict")
+        if asked.decode.beam > 1:
+            raise UserError(f"beam = {asked.decode.beam}: what a beam search will say is known at its end; accepted: 1")
+        batch = Padded.of([0], [text], self.prompts([text], asked))
+        limit = asked.limit(self.config.family, batch.tokens_BL.shape[1])
+        with torch.no_grad():
+            chosen = one_by_one(model, batch, self.names, self.target, asked, limit)
+            yield from pieces(self.target, chosen, asked.stop)
+
+    def prompts(self, texts: Sequence[str], asked: Asked) -> list[Encoded]:
+        """What is read before the first word is given. Of a text that is too long to go on from, the end is kept."""
+        decoder = isinstance(self.model, Decoder)
+        room = asked.limit(self.config.family, 0) if decoder else 0
+        encoded = self.tokenizer.encode(
+            texts, self.limit(room), cut="left" if decoder else "right", literal=self.reading.trained
+        )
+        for number, one in enumerate(encoded):
+            if not one.ids and not self.names.end:
+                raise UserError(f"text {number + 1} is empty: this model needs at least one token to go on from")
+            if not one.ids:
+                encoded[number] = Encoded([self.names.end[0]], [0], cut=False)  # after the end of another text
+        return encoded
+
+    def _written(
+        self, model: Decoder | EncoderDecoder, texts: list[str], asked: Asked, seen: Callable[[int], None]
+    ) -> list[Prediction]:
+        """A continuation or translation of each text; of an empty source an empty one."""
+        encoded = self.prompts(texts, asked)
+        for one in encoded:
+            texts_at_once(self.config, asked, len(one.ids))  # refuses what is too much
+        answers = self._answers(
+            texts,
+            encoded,
+            lambda batch: answer(model, batch, self.names, self.target, asked),
+            seen,
+            lambda length: texts_at_once(self.config, asked, length),
+        )
+        if isinstance(model, Decoder):
+            return answers
+        empty = Prediction("", output="", log_probability=0.0)
+        return [one if text.strip() else replace(empty, text=text) for text, one in zip(texts, answers, strict=True)]
 
     def embed(self, texts: Sequence[Text], *, pool: str = "mean") -> NDArray[np.float32]:
         """A vector for each text (N, D): the mean of its tokens' last hidden states, the first ([CLS]) or the last."""
@@ -124,14 +185,11 @@ class Predictor:
         self,
         texts: Sequence[Text],
         answer: Callable[[Padded], list[T]],
-        room: int = 0,
         seen: Callable[[int], None] = lambda count: None,
     ) -> list[T]:
-        """Answers in the order of the texts. `room` is how many tokens must still fit after a text; such a text is cut
-        on the left: its end matters more."""
-        side: Side = "left" if room else "right"
+        """Answers in the order of the texts."""
         literal = self.reading.trained and self.config.head in ("none", "classes", "grade")
-        encoded = self.tokenizer.encode(texts, self.limit(room), cut=side, literal=literal)
+        encoded = self.tokenizer.encode(texts, self.limit(), literal=literal)
         for number, one in enumerate(encoded, 1):
             if not one.ids:
                 raise UserError(f"text {number} is empty: this model needs at least one token to go on from")
@@ -144,10 +202,12 @@ class Predictor:
         encoded: list[Encoded],
         answer: Callable[[Padded], list[T]],
         seen: Callable[[int], None],
+        most: Callable[[int], int] = lambda length: MANY,
     ) -> list[T]:
-        """Answers in the order given, computed shortest first in batches of bounded size."""
+        """Answers in the order given, computed shortest first in batches of bounded size: at most so many texts of a
+        length as `most` says."""
         answers: dict[int, T] = {}
-        for numbers in batches([len(one.ids) for one in encoded]):
+        for numbers in batches([len(one.ids) for one in encoded], most):
             batch = Padded.of(numbers, texts, encoded)
             answers.update(zip(numbers, answer(batch), strict=True))
             seen(len(numbers))
@@ -261,29 +321,6 @@ class Predictor:
             )
         return answers
 
-    def _answer(self, model: Decoder | EncoderDecoder, batch: Padded, max_tokens: int) -> list[Prediction]:
-        """The likeliest next tokens, one after the other: a continuation or a translation."""
-        logits_NV, cache = _begin(model, batch, self.names)
-
-        def step(tokens_N: Tensor, origin_N: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
-            hidden_N1D, cache = model.step(tokens_N[:, None], cache.rows(origin_N))
-            return model.logits(hidden_N1D[:, 0]), cache
-
-        given: list[list[int]] = [[] for _ in batch.texts]
-        sums = [0.0] * len(batch.texts)
-        for chosen in greedy(step, logits_NV, cache, end=self.names.end, limit=max_tokens, never=self.names.never):
-            triples = zip(
-                *(t.tolist() for t in (chosen.rows_N, chosen.tokens_N, chosen.log_probabilities_N)), strict=True
-            )
-            for row, token, log_probability in triples:
-                given[row].append(token)
-                sums[row] += log_probability
-        rows = zip(batch.texts, batch.encoded, given, sums, strict=True)
-        return [
-            Prediction(text, output=self.tokenizer.decode(ids), log_probability=total, cut=one.cut)
-            for text, one, ids, total in rows
-        ]
-
 
 def load_predictor(path: Path) -> Predictor:
     """A model and its tokenizer from a run or a Hugging Face folder. Every file of a run is checked first."""
@@ -301,8 +338,10 @@ def load_predictor(path: Path) -> Predictor:
         data, temperature = recipe.data, run.facts().get("temperature", 1.0)
         if not isinstance(temperature, float) or not 0.01 <= temperature <= 100:
             raise UserError(f"{path / MANIFEST}: temperature {str(temperature)[:40]} must be between 0.01 and 100")
-        reading = Reading(data.length, data.long == "windows", data.pair != "none", True, temperature)
-    return Predictor(model, config, tokenizer, names_of(folder, config), reading)
+        windows, pairs = data.long == "windows", data.pair != "none"
+        reading = Reading(data.length, windows, pairs, True, temperature, recipe.decode)
+    target = Tokenizer.from_file(path / TARGET) if (path / TARGET).is_file() else None
+    return Predictor(model, config, tokenizer, names_of(folder, config), reading, target)
 
 
 def _start(text: Text) -> str:
@@ -320,18 +359,3 @@ def _listed_texts(texts: Sequence[Text]) -> list[Text]:
         if not isinstance(text, str) and not is_pair:
             raise UserError(f"text {number} is of type {type(text).__name__}; must be str, or a pair of them")
     return found
-
-
-def _begin(model: Decoder | EncoderDecoder, batch: Padded, names: Names) -> tuple[Tensor, Cache]:
-    """Read the prompts or the sources: scores for the first new token (N, V), and the memory to go on from."""
-    if isinstance(model, EncoderDecoder):
-        if names.start is None:
-            raise UserError("this model's config does not say with which token a translation begins")
-        cache = model.start(model.encode(batch.tokens_BL, batch.keep_BL), batch.keep_BL)
-        hidden_N1D, cache = model.step(torch.full((len(batch.texts), 1), names.start), cache)
-        logits_NV = model.logits(hidden_N1D[:, 0])
-        if names.first is not None:
-            logits_NV = torch.full_like(logits_NV, -torch.inf).index_fill(1, torch.tensor([names.first]), 0.0)
-        return logits_NV, cache
-    hidden_BLD, cache = model.step(batch.tokens_BL, model.start(len(batch.texts)), batch.keep_BL)
-    return model.logits(POOLS["last"](hidden_BLD, batch.keep_BL)), cache

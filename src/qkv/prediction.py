@@ -5,16 +5,18 @@ B batch · L length
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from qkv.config import DecodeConfig
 from qkv.text.tokenizer import Encoded
 
 BATCH_TOKENS = 8192  # of one forward pass, padding counted
+MANY = 10**9  # no bound
 Text = str | tuple[str, str]  # one text, or a pair
 
 
@@ -41,8 +43,11 @@ class Prediction:
             return f"{self.label}  {self.probabilities[self.label]:.4f}"
         if self.value is not None:
             return f"{self.value:.4f}"
-        ranked = "".join(f"  {a['word']} {a['probability']:.3f}" for a in self.alternatives or [])
-        return " ".join((self.output or "").split()) + (f"   |{ranked}" if ranked else "")
+        said = " ".join((self.output or "").split())
+        if self.alternatives and "word" in self.alternatives[0]:
+            return said + "   |" + "".join(f"  {a['word']} {a['probability']:.3f}" for a in self.alternatives)
+        others = "".join(f"  |  {' '.join(a['output'].split())}" for a in (self.alternatives or [])[1:])
+        return said + others
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,7 @@ class Reading:
     pairs: bool = False  # every text is a pair
     trained: bool = False  # by us: what looks like a special token in a text is text, as it was in training
     temperature: float = 1.0  # by which its scores were divided already
+    decode: DecodeConfig = field(default_factory=DecodeConfig)  # how it gives words
 
 
 @dataclass(frozen=True)
@@ -94,11 +100,13 @@ class Padded:
         )
 
 
-def batches(lengths: list[int]) -> Iterator[list[int]]:
-    """Numbers of texts that go together: shortest first, at most BATCH_TOKENS with padding, one at least."""
+def batches(lengths: list[int], most: Callable[[int], int] = lambda length: MANY) -> Iterator[list[int]]:
+    """Numbers of texts that go together: shortest first, at most BATCH_TOKENS with padding and at most as many as
+    `most` says for the longest, one at least."""
     batch: list[int] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__):
-        if batch and (len(batch) + 1) * lengths[number] > BATCH_TOKENS:
+        length = lengths[number]
+        if batch and ((len(batch) + 1) * length > BATCH_TOKENS or len(batch) >= most(length)):
             yield batch
             batch = []
         batch.append(number)

@@ -13,9 +13,11 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-Purpose = Literal["weights", "dropout", "order", "hide", "pairs", "mask"]
+Purpose = Literal["weights", "dropout", "order", "hide", "pairs", "mask", "windows", "sample"]
 # Part of the format of a run: append, never renumber.
-_NUMBER: dict[Purpose, int] = {"weights": 1, "dropout": 2, "order": 3, "hide": 4, "pairs": 5, "mask": 6}
+_NUMBER: dict[Purpose, int] = {
+    "weights": 1, "dropout": 2, "order": 3, "hide": 4, "pairs": 5, "mask": 6, "windows": 7, "sample": 8
+}  # fmt: skip
 
 
 def stream(seed: int, purpose: Purpose, step: int = 0, part: int = 0, index: int = 0) -> np.random.Philox:

@@ -2,17 +2,91 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.markup import escape
+from rich.tree import Tree
 
 from qkv.predict import Predictor
 from qkv.schema import UserError
 
+if TYPE_CHECKING:
+    from qkv.beams import BeamTrace
+
 MANY_TEXTS = 200  # from here on a bar is worth it
+
+
+def may_stream(predictor: Predictor, texts: list[str] | None, wanted: dict[str, Any]) -> bool:
+    """Whether the answer is shown as it grows: one continuation, greedy or by chance, to a terminal."""
+    one = len(texts or ()) == 1 and predictor.config.family == "decoder" and predictor.config.head == "words"
+    return one and sys.stdout.isatty() and predictor.asked(**wanted).decode.beam == 1
+
+
+def stream(predictor: Predictor, text: str, wanted: dict[str, Any]) -> None:
+    """Show a continuation as it grows."""
+    del wanted["best"]
+    for piece in predictor.stream(text, **wanted):
+        print(piece, end="", flush=True)
+    print()
+
+
+def show_beams(
+    console: Console, predictor: Predictor, given: list[str], wanted: dict[str, Any], *, as_json: bool
+) -> None:
+    """The tree of each text's beam search. A branch that was not held any further is marked, and so is what ended."""
+    from qkv.beams import trace_beams
+
+    for text in given:
+        trace = trace_beams(predictor, text, **wanted)
+        if as_json:
+            print(json.dumps(trace.to_json(), ensure_ascii=False))
+            continue
+        console.print(_tree(trace), highlight=False)
+        for output, found in trace.answers:
+            how = f"log-probability {found.log_probability:.4f}, score {found.score:.4f}"
+            whole = "" if found.ended else ", as long as allowed"
+            console.print(f"-> {escape(output)}   ({how}{whole})", highlight=False)
+
+
+def _tree(trace: BeamTrace) -> Tree:
+    root = Tree(escape(trace.text))
+    level: list[Tree] = [root]
+    for number, nodes in enumerate(trace.steps):
+        last = number + 1 == len(trace.steps)
+        going_on = set() if last else {node.parent for node in trace.steps[number + 1]}
+        grown = []
+        for place, node in enumerate(nodes):
+            state = "" if place in going_on or last else "  [dim]dropped[/dim]"
+            if node.ended:
+                state = "  [bold]ended[/bold]"
+            at = ""
+            if node.alignment:
+                share, word = max(zip(node.alignment, trace.source, strict=True))
+                at = f"  [dim]<- {escape(word)} {share:.2f}[/dim]"
+            figures = f"{node.log_probability:.3f} / {node.length_penalty:.3f} = {node.score:.3f}"
+            parent = level[node.parent] if node.parent is not None else root
+            grown.append(parent.add(f"{escape(node.word)}  {figures}{at}{state}"))
+        level = grown
+    return root
+
+
+def answer(predictor: Predictor, given: list[str], top: int, wanted: dict[str, Any], *, as_json: bool) -> None:
+    """Print one line for each text."""
+    texts = [asked(text, number, predictor) for number, text in enumerate(given, 1)]
+    with counting(len(texts)) as seen:
+        answers = predictor.predict(texts, top=top, seen=seen, **wanted)
+    for one in answers:
+        print(json.dumps(one.to_json(), ensure_ascii=False) if as_json else one)
+    cut = [number for number, one in enumerate(answers, 1) if one.cut]
+    if cut:
+        note = f"note: {len(cut)} of {len(answers)} texts were cut to fit the model, first text {cut[0]}"
+        print(note, file=sys.stderr)
 
 
 def asked(line: str, number: int, predictor: Predictor) -> str | tuple[str, str]:

@@ -230,31 +230,39 @@ def plan(
 
 
 @app.command()
-def predict(
+def predict(  # noqa: PLR0913  (each is an option)
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or a Hugging Face folder.")],
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="[TEXT ...]", help="Without any: lines of stdin.")
     ] = None,
     file: Annotated[Path | None, typer.Option("--file", help="Read texts from a file, one a line.")] = None,
     top: Annotated[int, typer.Option(help="Words to show for each [MASK].")] = 5,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest continuation or translation; usually 64.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest continuation or translation.")] = None,
+    beam: Annotated[int | None, typer.Option(help="Hypotheses that a beam search holds; 1: none is made.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="How far a beam search favours long answers.")] = None,
+    best: Annotated[int, typer.Option(help="Answers of a beam search to give, best first.")] = 1,
+    temperature: Annotated[float | None, typer.Option(help="0: the likeliest word; else by chance.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="By chance among so many of the likeliest.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="By chance among those that have this share.")] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same words.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="End a continuation here; may be given again.")] = None,
+    beams: Annotated[bool, typer.Option("--show-beams", help="The tree of each beam search.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object a line.")] = False,
 ) -> None:
-    """What a model says about texts, one line each: a label, words for [MASK], a continuation or a translation."""
+    """What a model says about texts, one line each: a label, words for [MASK], a continuation or a translation. One
+    text that is to be continued comes word by word, if somebody is looking."""
     from qkv.api import load
     from qkv.app import asking
 
     given, predictor = asking.read_texts(texts, file), load(run)
-    asked = [asking.asked(text, n, predictor) for n, text in enumerate(given, 1)]
-    with asking.counting(len(asked)) as seen:
-        answers = predictor.predict(asked, top=top, max_tokens=max_tokens, seen=seen)
-    for answer in answers:
-        print(json.dumps(answer.to_json(), ensure_ascii=False) if as_json else answer)
-    cut = [number for number, answer in enumerate(answers, 1) if answer.cut]
-    if cut:
-        print(
-            f"note: {len(cut)} of {len(answers)} texts were cut to fit the model, first text {cut[0]}", file=sys.stderr
-        )
+    decode = {"max_tokens": max_tokens, "beam": beam, "length_penalty": length_penalty, "temperature": temperature}
+    wanted = {"best": best, "seed": seed, "stop": stop or [], **decode, "top_k": top_k, "top_p": top_p}
+    if beams:
+        asking.show_beams(_console(), predictor, given, wanted, as_json=as_json)
+    elif asking.may_stream(predictor, texts, wanted) and not as_json:
+        asking.stream(predictor, given[0], wanted)
+    else:
+        asking.answer(predictor, given, top, wanted, as_json=as_json)
 
 
 @app.command()

@@ -50,7 +50,7 @@ def show(
     source: Annotated[str, typer.Argument(metavar="NAME|FILE", help="A catalogue name, a file, a folder or a glob.")],
 ) -> None:
     """What is in a data set: source and licence, columns, labels, how it will be split, and the first rows."""
-    from qkv.text.catalog import entries, present, summary
+    from qkv.text.catalog import entries, summary
 
     console, entry = _console(), entries().get(source)
     about = summary(source)
@@ -59,19 +59,21 @@ def show(
             console.print(f"[bold]{key}[/bold]: {escape(str(about[key]))}")
     for path in about["files"][:5]:
         console.print(f"[bold]file[/bold]: {escape(path)}")
-    if not about["present"] or not about.get("ready", True):
-        console.print(escape(str(about["how"])) if entry and not present(entry) else "listed; not read by a task yet")
+    if not about["present"]:
+        console.print(escape(str(about["how"])))
         return
     columns = {role: name for role, name in about["columns"].items() if name is not None}
     console.print("[bold]columns[/bold]: " + ", ".join(f"{role} = {escape(name)}" for role, name in columns.items()))
     if "label" in columns:
         console.print(_split_table(source, columns))
+    elif entry is not None and entry.task == "translate":
+        console.print(f"[bold]pairs[/bold]: {about['rows']:,}")
     elif about.get("documents", "auto") != "auto":
         console.print(f"[bold]documents[/bold]: {about['rows']:,}, by {about['documents']}")
     else:
         console.print(f"[bold]rows[/bold]: {about['rows']:,}; no column of labels is known: data.label names it")
     for row in about["first"]:
-        start = " ".join(str(row["text"]).split())
+        start = "  ->  ".join(" ".join(str(row[key]).split()) for key in ("text", "pair") if key in row)
         console.print(f"  {row.get('label', '')}  {start[:100]}{'...' if len(start) > 100 else ''}", markup=False)
 
 

@@ -30,6 +30,7 @@ SAID = {  # figures of an evaluation that are shown while a model learns
     "accuracy": "accuracy",
     "word_accuracy": "words",
     "perplexity": "perplexity",
+    "bits_per_byte": "bits per byte",
     "next_accuracy": "next sentence",
     "pearson": "correlation",
 }
@@ -85,7 +86,7 @@ def _introduce(session: Session) -> None:
     rows = ", ".join(f"{sum(labels.values()):,} {part}" for part, labels in counts.items())
     weights = sum(weight.numel() for weight in learner.model.parameters())
     labels = f"; labels {', '.join(session.prepared.labels[:10])}" if session.prepared.labels else ""
-    kind = "documents" if session.recipe.task == "fill" else "rows"
+    kind = {"fill": "documents", "complete": "documents", "translate": "pairs"}.get(session.recipe.task, "rows")
     say(f"{session.recipe.data.corpus}: {rows} {kind}{labels}")
     threads = session.recipe.runtime.threads
     say(f"{weights:,} weights, {learner.steps:,} steps on {threads} threads, in {session.run.path}")
@@ -144,6 +145,8 @@ def show_findings(console: Console, findings: Findings, *, details: bool = True)
         table = Table("figure", "value", box=None, padding=(0, 1))
         for name, value in whole.values.items():
             table.add_row(name.replace("_", " "), f"{value:.4f}")
+        for name, words in whole.said.items():
+            table.add_row(name.replace("_", " "), words)
         console.print(f"on {whole.rows:,} held-out {whole.what}")
         console.print(table)
         return
@@ -199,9 +202,10 @@ def _curves(run: Run) -> Iterator[tuple[str, pictures.Curves]]:
         ("correlation", "", "pearson", ""),
         ("share of words guessed, of pairs judged", "word_", "word_accuracy", ": words"),
         ("share of words guessed, of pairs judged", "next_", "next_accuracy", ": next sentence"),
+        ("share of next words guessed", "", "word_accuracy", ""),
     ):
-        judged = [line for line in lines if f"validation_{quality}" in line]
-        if judged:
+        judged = [line for line in lines if f"validation_{quality}" in line and f"validation_{part}loss" in line]
+        if judged and not (part == "" and "validation_word_loss" in judged[0]):
             yield (
                 title,
                 pictures.Curves(

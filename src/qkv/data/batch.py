@@ -1,6 +1,6 @@
 """What crosses from data to learning: some examples side by side, as tensors.
 
-B examples · L tokens of the longest · N words to be guessed · M examples that are pairs
+B examples · L tokens of the longest · S of the longest source · N words to be guessed · M examples that are pairs
 """
 
 from __future__ import annotations
@@ -55,3 +55,17 @@ class WordBatch(Batch):
     @property
     def counts(self) -> dict[str, float]:
         return {"word": float(len(self.words_N)), "next": float(len(self.pairs_M))}
+
+
+@dataclass(frozen=True)
+class NextBatch(Batch):
+    """Texts of which every next word is to be guessed; of a translation, with the source they are made from."""
+
+    places_N: Tensor | None  # of the words to be guessed from, in the flattened tokens; None: every place
+    words_N: Tensor  # what comes next there
+    source_BS: Tensor | None = None
+    source_keep_BS: Tensor | None = None
+
+    @property
+    def counts(self) -> dict[str, float]:
+        return {"word": float(len(self.words_N))}

@@ -2,24 +2,19 @@
 every row is tokenised once.
 
 Several passes over the files, none of which keeps them in memory: one counts labels and trains the tokenizer, then each
-part is tokenised, a thousand rows at a time on all cores. A row of the store is a text or a pair with its label; for
-`fill` it is a sentence, and its label is the number of its document.
+part is tokenised.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import math
 import re
 import shutil
-import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
-from types import CodeType
-from typing import Any
 
 import filelock
 
@@ -28,26 +23,16 @@ from qkv.config import TokenizerConfig
 from qkv.data.source import Say, Source, hashed
 from qkv.data.split import PARTS, Part
 from qkv.data.store import Store, Writer, open_store, read_facts
+from qkv.data.tokenise import Form, Tokeniser
 from qkv.schema import UserError, fits_a_line, listed
 from qkv.text.corpus import Row
-from qkv.text.sentences import SPLITTERS, english
 from qkv.text.tokenizer import Tokenizer
 from qkv.text.vocabulary import train_tokenizer
 
+TARGET = "target_tokenizer.json"
 EXAMPLES = 1  # version of how stores become examples and batches: a run goes on only with the one it was begun with
-VERSION = 3  # of all that decides what a store holds beside its inputs
-CHUNK = 1000  # rows tokenised at a time
+VERSION = 4  # of all that decides what a store holds beside its inputs
 TRAINING_CHARACTERS = 100_000_000  # a tokenizer learns nothing more from more text
-DOCUMENTS = "documents"  # what is counted where there are no labels
-GRADES = "grades"
-
-
-@dataclass(frozen=True)
-class Form:
-    """What a store is to hold: labels are classes, grades (numbers), or there are none but sentences of documents."""
-
-    grades: bool = False
-    sentences: str | None = None  # name of the splitter
 
 
 @dataclass(frozen=True)
@@ -55,10 +40,12 @@ class Prepared:
     """Data that is ready to learn from. There is no test store: a model is tested on texts as users give them."""
 
     tokenizer: Tokenizer
+    target: Tokenizer | None  # of translations, where it is another
     labels: tuple[str, ...]
     train: Store
     validation: Store
     counts: dict[str, dict[str, int]]  # part -> label -> rows
+    text_bytes: dict[str, int]  # part -> bytes of its texts, as UTF-8
     notes: list[str]
     data_hash: str
 
@@ -68,6 +55,7 @@ class _Tally:
     """What the first pass finds."""
 
     counts: dict[Part, Counter[str]] = field(default_factory=lambda: {part: Counter() for part in PARTS})
+    text_bytes: Counter[Part] = field(default_factory=Counter)
     empty: int = 0
     unlabelled: int = 0
     first_empty: str = ""
@@ -103,8 +91,7 @@ def prepare(
     tokenizer is trained as wanted, or it is given."""
     # The order in which label names are given is the order of the labels, and no part of the data's hash.
     by = hashed(wanted.to_json()) if isinstance(wanted, Tokenizer) else wanted.model_dump()
-    holds = {**vars(form), "sentences": _identity(form.sentences)}
-    parts = [VERSION, source.data_hash, list(source.label_names), by, holds]
+    parts = [VERSION, source.data_hash, list(source.label_names), by, form.identity()]
     folder = cache / "stores" / hashed(parts)[:32]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -124,38 +111,59 @@ def prepare(
 
 def _make(source: Source, wanted: TokenizerConfig | Tokenizer, form: Form, folder: Path, say: Say) -> None:
     tally = _Tally()
-    given = isinstance(wanted, Tokenizer)
-    say("reading" if given else "reading, and training the tokenizer")
-    texts = _training_texts(source, form, tally)
-    first = next(texts, None)
-    if isinstance(wanted, Tokenizer):
-        tokenizer = wanted
-    elif first is not None:
-        tokenizer = train_tokenizer(itertools.chain([first], texts), **wanted.model_dump())
-    for _ in texts:
-        pass  # what the tokenizer had no need of is still counted
+    say("reading" if isinstance(wanted, Tokenizer) else "reading, and training the tokenizer")
+    tokenizer, target = _tokenizers(source, wanted, form, tally)
     labels = _labels(source, form, tally)
     say(f"tokenising {sum(sum(c.values()) for c in tally.counts.values()):,} rows")
+    made_by = Tokeniser(form, tokenizer, target, tuple(labels))
     with disk.new_folder(folder) as made:
         (made / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+        if target is not None:
+            (made / TARGET).write_text(target.to_json(), encoding="utf-8")
         for part in ("train", "validation"):
             with Writer(made, part, pairs=source.columns.pair is not None, grades=form.grades) as writer:
-                if form.sentences is not None:
-                    rows = (row for _, row in source.rows([part]))
-                    _tokenise_documents(rows, tokenizer, form.sentences, writer)
-                else:
-                    _tokenise(source, part, tokenizer, None if form.grades else labels, writer)
-        facts = {"labels": labels, "counts": tally.counts, "notes": tally.notes()}
+                made_by.write(source, (row for _, row in source.rows([part])), writer)
+        facts = {"labels": labels, "counts": tally.counts, "bytes": tally.text_bytes, "notes": tally.notes()}
         (made / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
         source.must_be_unchanged()
 
 
-def _training_texts(source: Source, form: Form, tally: _Tally) -> Iterator[str]:
-    """The training rows' texts for the tokenizer, as many as it needs; all rows are counted on the way."""
+def _tokenizers(
+    source: Source, wanted: TokenizerConfig | Tokenizer, form: Form, tally: _Tally
+) -> tuple[Tokenizer, Tokenizer | None]:
+    """The tokenizer, and that of the translations where it is another. All rows are counted on the way."""
+    rows = _training_rows(source, form, tally)
+    first = next(rows, None)
+    made: Tokenizer | None = wanted if isinstance(wanted, Tokenizer) else None
+    target = None
+    if not isinstance(wanted, Tokenizer) and first is not None:
+        keys = wanted.model_dump(exclude={"shared"})
+        texts, seconds = _sides(
+            itertools.chain([first], rows), apart=form.holds == "translations" and not wanted.shared
+        )
+        made = train_tokenizer(texts, **keys, around=form.around)
+        target = train_tokenizer(seconds, **keys, around=form.around) if seconds is not None else None
+    for _ in rows:
+        pass  # what the tokenizer had no need of is still counted
+    _labels(source, form, tally)  # says what is wrong where there is nothing to learn from
+    assert made is not None, "there are training rows"
+    return made, target
+
+
+def _sides(rows: Iterator[Row], *, apart: bool) -> tuple[Iterator[str], Iterator[str] | None]:
+    """The texts of these rows, first and second; `apart`: the second ones by themselves."""
+    if apart:
+        one, other = itertools.tee(rows)
+        return (row.text for row in one), (row.pair or "" for row in other)
+    return (text for row in rows for text in (row.text, row.pair) if text), None
+
+
+def _training_rows(source: Source, form: Form, tally: _Tally) -> Iterator[Row]:
+    """The training rows for the tokenizer, as many as it needs; all rows are counted on the way."""
     given = 0
     for part, row in source.rows(left_out=tally.note_elsewhere):
-        label = _label(source, form, row)
-        if not row.text.strip() and not (row.pair or "").strip():
+        label = form.label_of(source, row)
+        if not form.has_text(row):
             tally.empty += 1
             tally.first_empty = tally.first_empty or row.place
         elif label is None:
@@ -163,113 +171,25 @@ def _training_texts(source: Source, form: Form, tally: _Tally) -> Iterator[str]:
             tally.first_unlabelled = tally.first_unlabelled or row.place
         else:
             tally.counts[part][label] += 1
+            tally.text_bytes[part] += len(row.text.encode("utf-8", "surrogatepass"))
             tally.first_of.setdefault(label, row.place)
             if part == "train" and given < TRAINING_CHARACTERS:
                 given += len(row.text) + len(row.pair or "")
-                yield row.text
-                if row.pair:
-                    yield row.pair
-
-
-def _label(source: Source, form: Form, row: Row) -> str | None:
-    """What a row is counted under."""
-    if form.sentences is not None:
-        return DOCUMENTS
-    label = source.label_of(row)
-    if label is not None and form.grades:
-        grade_of(label, row.place)
-        return GRADES
-    return label
-
-
-def splitter_of(name: str) -> Callable[[str], list[str]]:
-    if name not in SPLITTERS:
-        raise UserError(f"data.sentences = {name!r}: must be one of {listed(SPLITTERS)}")
-    return SPLITTERS[name]
-
-
-def _identity(splitter: str | None) -> str | None:
-    """What a splitter is known by: one of your own also by its code, so that a changed one makes stores anew."""
-    if splitter is None:
-        return None
-    function = splitter_of(splitter)
-    ours = getattr(function, "__module__", None) == english.__module__
-    code = getattr(function, "__code__", None)
-    return splitter if ours or code is None else f"{splitter} {hashed(_content(code))}"
-
-
-def _content(code: CodeType) -> list[Any]:
-    consts = [_content(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
-    return [code.co_code.hex(), list(code.co_names), consts]
-
-
-def grade_of(label: str, place: str) -> float:
-    """A label that is a number."""
-    try:
-        value = float(label)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value) or abs(value) > 1e9:
-        raise UserError(f"{place}: {label[:80]!r} is no grade; accepted: numbers, such as 3.5 (model.head = 'grade')")
-    return value
-
-
-def _tokenise(source: Source, part: Part, tokenizer: Tokenizer, labels: list[str] | None, writer: Writer) -> None:
-    """Texts or pairs; without `labels`, what they have are grades."""
-    number_of = {label: number for number, label in enumerate(labels or ())}
-    rows = (row for _, row in source.rows([part]) if _is_whole(source, row))
-    while chunk := list(itertools.islice(rows, CHUNK)):
-        texts = tokenizer.ids([row.text for row in chunk])
-        seconds = tokenizer.ids([row.pair or "" for row in chunk]) if source.columns.pair else []
-        named = [(source.label_of(row) or "", row.place) for row in chunk]
-        if labels is None:
-            writer.add(texts, seconds, [grade_of(label, place) for label, place in named])
-        else:
-            writer.add(texts, seconds, [number_of.get(label, -1) for label, _ in named])
-
-
-def sentences_of(rows: Iterable[Row], tokenizer: Tokenizer, splitter: str) -> Store:
-    """A store of these documents that is gone when nobody looks at it any more."""
-    with tempfile.TemporaryDirectory(prefix="qkv-") as folder:
-        with Writer(Path(folder), "documents", pairs=False) as writer:
-            _tokenise_documents(rows, tokenizer, splitter, writer)
-        store = open_store(Path(folder), "documents", pairs=False)
-        return replace(
-            store, tokens=store.tokens.copy(), starts_R=store.starts_R.copy(), labels_R=store.labels_R.copy()
-        )
-
-
-def _tokenise_documents(rows: Iterable[Row], tokenizer: Tokenizer, splitter: str, writer: Writer) -> None:
-    """A row for each sentence, numbered by its document. A blank stays before all but the first: to some tokenizers a
-    word after a blank is another."""
-    split = splitter_of(splitter)
-    whole = (row for row in rows if row.text.strip())
-    numbered = (
-        (number, sentence if first == 0 else f" {sentence}")
-        for number, row in enumerate(whole)
-        for first, sentence in enumerate(split(row.text))
-        if sentence.strip()
-    )
-    while chunk := list(itertools.islice(numbered, 10 * CHUNK)):
-        writer.add(tokenizer.ids([sentence for _, sentence in chunk]), [], [number for number, _ in chunk])
-
-
-def _is_whole(source: Source, row: Row) -> bool:
-    return bool(row.text.strip() or (row.pair or "").strip()) and source.label_of(row) is not None
+                yield row
 
 
 def _labels(source: Source, form: Form, tally: _Tally) -> list[str]:
     """The labels of the training rows, in order: by number where all are whole numbers, else by name."""
     counted = tally.counts["train"]
     everything = sum(sum(counts.values()) for counts in tally.counts.values())
-    if not everything:
+    if not everything or (not counted and tally.notes()):
         left_out = "; ".join(tally.notes())
         raise UserError(f"{source.where}: no rows to learn from" + (f": {left_out}" if left_out else ""))
     if not counted:
         raise UserError(
             f"{source.where}: all {everything:,} rows are held out (their texts are alike), none is left to learn from"
         )
-    if form.grades or form.sentences is not None:
+    if form.holds != "labels":
         return []
     _check_labels(source, counted, tally.first_of)
     rank = {name: number for number, name in enumerate(source.label_names.values())}
@@ -303,10 +223,12 @@ def _open(source: Source, form: Form, folder: Path) -> Prepared:
     train, validation = (open_store(folder, part, pairs=pairs, grades=form.grades) for part in ("train", "validation"))
     return Prepared(
         tokenizer=Tokenizer.from_file(folder / "tokenizer.json"),
+        target=Tokenizer.from_file(folder / TARGET) if (folder / TARGET).exists() else None,
         labels=tuple(facts["labels"]),
         train=train,
         validation=validation,
         counts=facts["counts"],
+        text_bytes=facts["bytes"],
         notes=facts["notes"],
         data_hash=source.data_hash,
     )

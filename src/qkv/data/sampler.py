@@ -4,6 +4,11 @@ There is no iterator to save or to restore. Every example has a length cell (cei
 in the space of ranks sorted by cell, so that rows x ceiling stays within the token budget: an epoch always has the
 same number of batches, and `epoch, k = divmod(step, batches)`. What changes with the epoch is which example of a cell
 takes which rank, and in which order the batches come. Padding is then about 1% of the tokens.
+
+A translation has two lengths. Its cell is that of the target, and within it that of the source, by turns up and down,
+so that neighbours are alike in both.
+
+N examples · K lengths of each
 """
 
 from __future__ import annotations
@@ -17,13 +22,14 @@ GROWTH = 1.04
 
 
 class Sampler:
-    """Batch number -> examples. `lengths` are in tokens, `budget` in tokens with padding."""
+    """Batch number -> examples. `lengths` (N) or (N, 2) are in tokens, `budget` in tokens with padding."""
 
     def __init__(self, lengths: NDArray[np.int64], budget: int, seed: int) -> None:
         ceilings = _ceilings(int(lengths.max(initial=1)))
-        self._cells = np.searchsorted(ceilings, lengths)
+        cells_NK = np.searchsorted(ceilings, lengths if lengths.ndim == 2 else lengths[:, None])
+        self._cells = _in_turns(cells_NK, len(ceilings))
         self._seed = seed
-        self._cuts = _cut(ceilings[np.sort(self._cells)], budget)
+        self._cuts = _cut(ceilings[cells_NK[np.argsort(self._cells, kind="stable")]], budget)
         self._epoch, self._order = -1, np.zeros(0, np.int64)  # the last epoch's order: kept for speed, never needed
         self._batches = self._order
 
@@ -56,12 +62,22 @@ def _ceilings(longest: int) -> NDArray[np.int64]:
     return np.array(ceilings)
 
 
-def _cut(ceilings_N: NDArray[np.int64], budget: int) -> NDArray[np.int64]:
+def _in_turns(cells_NK: NDArray[np.int64], cells: int) -> NDArray[np.int64]:
+    """One number for the cells of an example: the first decides, then the second, upwards and downwards by turns."""
+    first_N = cells_NK[:, 0]
+    if cells_NK.shape[1] == 1:
+        return first_N
+    second_N = cells_NK[:, 1]
+    return first_N * cells + np.where(first_N % 2, cells - 1 - second_N, second_N)
+
+
+def _cut(ceilings_NK: NDArray[np.int64], budget: int) -> NDArray[np.int64]:
     """Where batches begin and end among sorted examples: as many rows as the budget allows, one at least."""
     cuts = [0]
-    while cuts[-1] < len(ceilings_N):
+    while cuts[-1] < len(ceilings_NK):
         start = cuts[-1]
-        within = ceilings_N[start : start + max(1, budget // int(ceilings_N[start]))]
-        tokens = within * np.arange(1, len(within) + 1)  # of the first 1, 2, ... rows
+        within = ceilings_NK[start : start + max(1, budget // int(ceilings_NK[start].sum()))]
+        widest = np.maximum.accumulate(within).sum(1)  # of the first 1, 2, ... rows
+        tokens = widest * np.arange(1, len(within) + 1)
         cuts.append(start + max(1, int(np.searchsorted(tokens, budget, side="right"))))
     return np.array(cuts)

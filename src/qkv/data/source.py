@@ -12,26 +12,32 @@ from pathlib import Path
 from typing import Any
 
 from qkv.config import DataConfig, Task
-from qkv.data.split import PARTS, Part, part_of, place_of
+from qkv.data.split import PARTS, Part, part_of, parts_by_place, place_of
 from qkv.schema import UserError, listed
 from qkv.text import catalog, corpus
 from qkv.text.corpus import Columns, Row
 from qkv.text.documents import documents
 
+OF_DOCUMENTS: tuple[Task, ...] = ("fill", "complete")  # tasks that learn from text alone
 HELD_BACK_BY = {"corpus": ("validation", "test"), "validation": ("test",), "test": ()}
-BOTH = " + "  # between two corpora
+BOTH, BESIDE = " + ", " -> "  # between two corpora, and between the two files of aligned lines
+LONG = 100_000  # characters of a document that is parted by place
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Files:
-    """Files that are read alike. `documents` says what one document is in plain text; None: rows are read."""
+    """Files that are read alike. `documents` says what one document is in plain text; None: rows are read. Where there
+    are files `beside` them, a row is a line of the one and the same line of the other."""
 
     paths: list[Path]
     columns: Columns
     documents: str | None = None
+    beside: list[Path] = field(default_factory=list)
 
     def rows(self) -> Iterator[Row]:
+        if self.beside:
+            return corpus.aligned(self.paths, self.beside)
         if self.documents is None:
             return corpus.rows(self.paths, self.columns)
         return documents(self.paths, self.columns, self.documents)
@@ -45,6 +51,7 @@ class Source:
     label_names: dict[str, str]
     data_hash: str
     held: dict[str, frozenset[float]] = field(default_factory=dict, repr=False)  # places of rows in files of their own
+    task: Task = "classify"
 
     @property
     def columns(self) -> Columns:
@@ -64,16 +71,22 @@ class Source:
         for name in self.files:
             elsewhere = [self.held[other] for other in HELD_BACK_BY[name] if other in self.held]
             for row in self._read(name):
-                if elsewhere and any(place_of(row.text, row.pair) in places for places in elsewhere):
+                if elsewhere and any(place_of(row.text, keyed_by(self.task, row)) in places for places in elsewhere):
                     if left_out is not None:
                         left_out(row)
                     continue
-                if name == "corpus":
-                    part = part_of(row.text, row.pair, validation=not own["validation"], test=not own["test"])
-                else:
-                    part = "validation" if name == "validation" else "test"
-                if part in wanted:
-                    yield part, row
+                for part, piece in self._parted(row, name, own):
+                    if part in wanted:
+                        yield part, piece
+
+    def _parted(self, row: Row, name: str, own: dict[str, bool]) -> list[tuple[Part, Row]]:
+        """A row with its part; to complete, a long document with its parts."""
+        if name != "corpus":
+            return [("validation" if name == "validation" else "test", row)]
+        split = {"validation": not own["validation"], "test": not own["test"]}
+        if self.task == "complete" and len(row.text) >= LONG:
+            return [(part, replace(row, text=piece)) for part, piece in parts_by_place(row.text, **split)]
+        return [(part_of(row.text, keyed_by(self.task, row), **split), row)]
 
     def _read(self, name: str) -> Iterator[Row]:
         for files in self.files[name]:
@@ -96,47 +109,69 @@ def open_source(data: DataConfig, say: Say = lambda sentence: None, task: Task =
         chosen = str(getattr(data, name))
         if name != "corpus" and chosen == "split":
             continue
-        located = _located(chosen, say)
-        found[name] = [_files(data, task, paths, entry) for paths, entry in located]
+        located = _located(chosen, say, task)
+        found[name] = [_files(data, task, *one) for one in located]
         if name == "corpus":
-            names = names or _entry_names(chosen, [entry for _, entry in located], task)
-        if task != "fill" and any(files.columns != found[name][0].columns for files in found[name]):
+            names = names or _entry_names(chosen, [entry for _, entry, _ in located], task)
+        if task not in OF_DOCUMENTS and any(files.columns != found[name][0].columns for files in found[name]):
             raise UserError(f"data.{name} = {chosen!r}: corpora that are read together need the same columns")
     _only_once(found)
     held = {
-        name: frozenset(place_of(row.text, row.pair) for files in parts for row in files.rows())
+        name: frozenset(place_of(row.text, keyed_by(task, row)) for files in parts for row in files.rows())
         for name, parts in found.items()
         if name != "corpus"
     }
-    return Source(found, names, _data_hash(found, names), held)
+    return Source(found, names, _data_hash(found, names), held, task)
 
 
-def _files(data: DataConfig, task: Task, paths: list[Path], entry: catalog.Entry | None) -> Files:
-    columns = Columns(data.text, _column(data.pair), data.label, _column(data.group))
+def keyed_by(task: Task, row: Row) -> str | None:
+    """The second text, where it takes part in where a row belongs. Of a translation the source alone decides: its other
+    translations stay on the same side."""
+    return None if task == "translate" else row.pair
+
+
+def _files(data: DataConfig, task: Task, paths: list[Path], entry: catalog.Entry | None, beside: list[Path]) -> Files:
+    second = data.target if task == "translate" else _column(data.pair)
+    columns = Columns(data.text, second, None if task == "translate" else data.label, _column(data.group))
     if entry is not None:
         default = DataConfig()
-        own = (data.text, data.pair, data.label) != (default.text, default.pair, default.label)
+        keys = ("text", "pair", "target", "label")
+        own = any(getattr(data, key) != getattr(default, key) for key in keys)
         columns = columns if own else replace(entry.columns, group=columns.group or entry.columns.group)
-    if task != "fill":
-        return Files(paths, columns)
+        if task == "translate" and columns.pair is None:
+            raise UserError(f"{entry.name}: has no translations; `qkv data list` says what each corpus is for")
+    if task not in OF_DOCUMENTS:
+        return Files(paths, columns, beside=beside)
     kind = entry.documents if entry is not None and data.documents == "auto" else data.documents
+    if kind == "auto" and task == "complete":
+        kind = "files"
     return Files(paths, replace(columns, pair=None, label=None, group=None), kind)
 
 
-def _located(chosen: str, say: Say) -> list[tuple[list[Path], catalog.Entry | None]]:
+Located = tuple[list[Path], catalog.Entry | None, list[Path]]  # files, their entry, files of aligned lines beside them
+
+
+def _located(chosen: str, say: Say, task: Task) -> list[Located]:
     """The files of one corpus, or of several: `A + B`. What one must bring oneself is looked for first: that it is not
     there is better said before anything is fetched."""
     parts = [chosen] if os.path.lexists(chosen) else [part.strip() for part in chosen.split(BOTH)]
     known = catalog.entries()
-    fetched = sorted(parts, key=lambda part: part in known and known[part].kind != "own")
-    found = {part: catalog.locate(part, say) for part in fetched}
+    found: dict[str, Located] = {}
+    for part in sorted(parts, key=lambda part: part in known and known[part].kind != "own"):
+        source, arrow, target = part.partition(BESIDE)
+        if not arrow or os.path.lexists(part):
+            found[part] = (*catalog.locate(part, say), [])
+            continue
+        if task != "translate":
+            raise UserError(f"{part[:200]}: lines of two files side by side are for task = 'translate'")
+        found[part] = (corpus.find(source.strip(), plain=True), None, corpus.find(target.strip(), plain=True))
     return [found[part] for part in parts]
 
 
 def _entry_names(chosen: str, entries: list[catalog.Entry | None], task: Task) -> dict[str, str]:
     """The label names that the catalogue has for a corpus. Several must agree: a 0 means one thing only."""
     names = [dict(entry.label_names) if entry is not None else {} for entry in entries]
-    if task != "fill" and any(one != names[0] for one in names):
+    if task == "classify" and any(one != names[0] for one in names):
         raise UserError(f"data.corpus = {chosen!r}: these have different label names; say data.label_names for both")
     return names[0]
 
@@ -145,7 +180,7 @@ def _only_once(found: dict[str, list[Files]]) -> None:
     """A row must be in one of the parts only."""
     owner: dict[tuple[int, int], str] = {}
     for part, files in found.items():
-        for path in (path for one in files for path in one.paths):
+        for path in (path for one in files for path in (*one.paths, *one.beside)):
             entry = path.stat()
             other = owner.get((entry.st_dev, entry.st_ino))
             if other is not None:
@@ -156,7 +191,15 @@ def _only_once(found: dict[str, list[Files]]) -> None:
 
 def _data_hash(found: dict[str, list[Files]], names: dict[str, str]) -> str:
     parts = {
-        name: [[corpus.fingerprint(one.paths), asdict(one.columns), one.documents] for one in files]
+        name: [
+            [
+                corpus.fingerprint(one.paths),
+                asdict(one.columns),
+                one.documents,
+                *([corpus.fingerprint(one.beside)] if one.beside else []),
+            ]
+            for one in files
+        ]
         for name, files in found.items()
     }
     return hashed([parts, names])

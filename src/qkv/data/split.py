@@ -2,7 +2,7 @@
 
 So duplicates fall on one side, a row stays where it is when others are added or the file is sorted, and text held out
 once is held out always, also from pre-training. (Of a pair both texts together decide: pre-training on the texts of a
-table of pairs may see one of a held-out pair.)
+table of pairs may see one of a held-out pair.) A book that is to be completed is parted by place instead.
 """
 
 from __future__ import annotations
@@ -38,3 +38,13 @@ def part_of(text: str, pair: str | None = None, *, validation: bool = True, test
     if place < TEST_SHARE + VALIDATION_SHARE:
         return "validation" if validation else "train"
     return "train"
+
+
+def parts_by_place(text: str, *, validation: bool = True, test: bool = True) -> list[tuple[Part, str]]:
+    """The parts of one long document: it is learnt from, but for its end. A hash could only take all of it or none."""
+    held = (VALIDATION_SHARE if validation else 0.0) + (TEST_SHARE if test else 0.0)
+    first, second = round(len(text) * (1 - held)), round(len(text) * (1 - (TEST_SHARE if test else 0.0)))
+    found: list[tuple[Part, str]] = [
+        ("train", text[:first]), ("validation", text[first:second]), ("test", text[second:])
+    ]  # fmt: skip
+    return [(part, piece) for part, piece in found if piece]

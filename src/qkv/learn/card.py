@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from qkv import __version__, runtime
 from qkv.config import Recipe
-from qkv.data.prepare import Prepared
+from qkv.data.prepare import TARGET, Prepared
 from qkv.data.source import BOTH
 from qkv.learn.metrics import Figures, Findings, Scores
 from qkv.learn.train import Progress
@@ -27,9 +27,11 @@ def root_files(prepared: Prepared, recipe: Recipe) -> dict[str, bytes]:
     """The tokenizer, in the two files that transformers reads."""
     special = {role: token for role, token in SPECIALS.items() if prepared.tokenizer.id_of(token) is not None}
     said = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": recipe.data.length, **special}
+    second = {} if prepared.target is None else {TARGET: prepared.target.to_json().encode()}
     return {
         "tokenizer.json": prepared.tokenizer.to_json().encode(),
         "tokenizer_config.json": (json.dumps(said, indent=2) + "\n").encode(),
+        **second,
     }
 
 
@@ -87,7 +89,7 @@ def _rows(recipe: Recipe, prepared: Prepared) -> str:
     if 0 < recipe.data.rows < counts["train"]:
         counts["train"] = recipe.data.rows
     return ", ".join(f"{count:,} {part}" for part, count in counts.items()) + (
-        " documents" if recipe.task == "fill" else " rows"
+        " documents" if recipe.task in ("fill", "complete") else " pairs" if recipe.task == "translate" else " rows"
     )
 
 
@@ -108,7 +110,8 @@ def _went_on(recipe: Recipe, began_with: Mapping[str, str]) -> str:
 def _parts(recipe: Recipe, prepared: Prepared, progress: Progress) -> str:
     """Where held-out rows came from and what they did."""
     own = [part for part in ("validation", "test") if getattr(recipe.data, part) != "split"]
-    said = "Rows are held out by a hash of their text. " if not own else f"Files of their own: {' and '.join(own)}. "
+    by_place = " A long one is learnt from but for its end." if recipe.task == "complete" else ""
+    said = "Files of their own: " + " and ".join(own) + ". " if own else f"Held out by a hash of the text.{by_place} "
     if not sum(prepared.counts["validation"].values()):
         uncalibrated = ", and probabilities are not calibrated" if recipe.model.head == "classes" else ""
         return f"{said}No validation rows: the last weights are kept{uncalibrated}."
@@ -126,6 +129,10 @@ def _what(recipe: Recipe, labels: tuple[str, ...], findings: Findings | None) ->
         judges = isinstance(whole, Figures) and "next_accuracy" in whole.values
         also = " and to tell the next sentence from a stranger" if judges else ""
         return f"An encoder that has learnt to fill in hidden words{also}"
+    if recipe.task == "complete":
+        return "A decoder that goes on with a text"
+    if recipe.task == "translate":
+        return "An encoder-decoder that translates"
     return "A model that gives grades" if recipe.model.head == "grade" else f"A classifier of {_either(labels)}"
 
 
@@ -140,6 +147,7 @@ def _figures(findings: Findings | None) -> str:
     whole = findings["all"]
     if isinstance(whole, Figures):
         told = [f"| {name.replace('_', ' ')} | {value:.4f} |" for name, value in whole.values.items()]
+        told += [f"| {name.replace('_', ' ')} | {words} |" for name, words in whole.said.items()]
         return "\n".join([f"On {whole.rows:,} held-out {whole.what}:", "", "| figure | value |", "|---|---|", *told])
     lines = ["| rows | count | accuracy | 95% interval | macro F1 | calibration error |", "|---|---|---|---|---|---|"]
     for group, s in findings.items():

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from qkv.learn import metrics
 from qkv.learn.material import JUDGED, Documents, Material, Texts
-from qkv.learn.objectives import label_scores, word_scores
+from qkv.learn.objectives import label_scores, next_scores, word_scores
+from qkv.learn.sequences import Pairs, Running
 from qkv.model.transformer import Model
 
 
@@ -36,8 +37,10 @@ def evaluate(model: Model, material: Material) -> Evaluation | None:
     with torch.no_grad():
         if isinstance(material, Documents):
             found = judge_words(model, material)
+        elif isinstance(material, Running | Pairs):
+            found = judge_next(model, material)
         else:
-            assert isinstance(material, Texts), "there are two kinds"
+            assert isinstance(material, Texts), "there is no other kind"
             found = _judge_classes(model, material) if material.standard is None else _judge_grades(model, material)
     model.train(was_training)
     return found
@@ -95,3 +98,20 @@ def judge_words(model: Model, material: Documents) -> Evaluation:
         figures["next_loss"] = sums["next_loss"] / sums["pairs"]
         figures["next_accuracy"] = sums["next_hits"] / sums["pairs"]
     return Evaluation(word_loss + figures.get("next_loss", 0.0), figures)
+
+
+@torch.no_grad()
+def judge_next(model: Model, material: Running | Pairs) -> Evaluation:
+    """How well next words are guessed: the loss of a word, what it comes to, and by the bytes of the text where all of
+    it was guessed, which does not depend on how the text was cut into tokens."""
+    words, hits, total = 0, 0, 0.0
+    for batch in material.judged():
+        scores_NV = next_scores(model, batch)
+        words += len(batch.words_N)
+        hits += int((scores_NV.argmax(1) == batch.words_N).sum())
+        total += F.cross_entropy(scores_NV, batch.words_N, reduction="sum").double().item()
+    loss = total / max(1, words)
+    figures = {"perplexity": math.exp(min(loss, 700.0)), "word_accuracy": hits / max(1, words)}
+    if isinstance(material, Running) and material.text_bytes and words == int(material.windows.sizes_R.sum()):
+        figures["bits_per_byte"] = total / math.log(2) / material.text_bytes
+    return Evaluation(loss, figures)

@@ -132,12 +132,16 @@ class Documents:
 
     def judged(self) -> list[NDArray[np.int64]]:
         """The examples of an evaluation, in batches of like length: all, or an even choice of `eval_tokens`."""
-        batches, lengths_N = self.sampler.in_order(), self.words.lengths()
-        share = self.eval_tokens / max(1, int(lengths_N.sum()))
-        if self.eval_tokens == 0 or share >= 1:
-            return batches
-        chosen = np.unique(np.floor(np.arange(0.5, len(batches), max(1.0, 1 / share))).astype(int))
-        return [batches[number] for number in chosen]
+        return evenly(self.sampler.in_order(), int(self.words.lengths().sum()), self.eval_tokens)
+
+
+def evenly(batches: list[NDArray[np.int64]], tokens: int, wanted: int) -> list[NDArray[np.int64]]:
+    """Some of these batches, which have so many tokens in all: about as many as `wanted`, evenly chosen; 0: all."""
+    share = wanted / max(1, tokens)
+    if wanted == 0 or share >= 1:
+        return batches
+    chosen = np.unique(np.floor(np.arange(0.5, len(batches), max(1.0, 1 / share))).astype(int))
+    return [batches[number] for number in chosen]
 
 
 def build_texts(recipe: Recipe, store: Store, tokenizer: Tokenizer, classes: int, standard: Standard | None) -> Texts:

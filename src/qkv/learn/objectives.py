@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.data.batch import Batch, LabelBatch, WordBatch
+from qkv.data.batch import Batch, LabelBatch, NextBatch, WordBatch
 from qkv.model.heads import place_in_rows
-from qkv.model.transformer import Encoder, EncoderDecoder, Model, hidden_states, text_answers
+from qkv.model.transformer import Decoder, Encoder, EncoderDecoder, Model, hidden_states, text_answers
 
 Totals = dict[str, Tensor]  # part of the loss -> its sum over the batch
 
@@ -61,3 +61,21 @@ def fill(model: Model, batch: WordBatch) -> Totals:
     if pairs_M2 is not None:
         totals["next"] = F.cross_entropy(pairs_M2, batch.strangers_M, reduction="sum")
     return totals
+
+
+def next_scores(model: Model, batch: NextBatch) -> Tensor:
+    """Scores of every word at each place where the next is to be guessed (N, V), by a decoder or for a translation."""
+    if isinstance(model, EncoderDecoder):
+        assert batch.source_BS is not None, "the batch is of translations"
+        hidden_BLD = model(batch.source_BS, batch.tokens_BL, batch.source_keep_BS, batch.keep_BL)
+        hidden_ND = hidden_BLD.flatten(0, 1)
+        return model.logits(hidden_ND if batch.places_N is None else hidden_ND.index_select(0, batch.places_N))
+    assert isinstance(model, Decoder), "a recipe's family is checked before"
+    hidden = model(batch.tokens_BL, batch.keep_BL, at_N=batch.places_N)
+    return model.logits(hidden.flatten(0, 1) if batch.places_N is None else hidden)
+
+
+def guess_next(model: Model, batch: NextBatch, *, smoothing: float) -> Totals:
+    """Cross-entropy of every next word (Bengio et al., 2003); smoothing as the 2017 paper has it."""
+    scores_NV = next_scores(model, batch)
+    return {"word": F.cross_entropy(scores_NV, batch.words_N, reduction="sum", label_smoothing=smoothing)}

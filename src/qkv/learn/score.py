@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from qkv.config import Recipe
-from qkv.data.prepare import grade_of, sentences_of
+from qkv.data.tokenise import documents_of, grade_of, sentences_of
 from qkv.learn import metrics
-from qkv.learn.evaluate import judge_words
+from qkv.learn.evaluate import judge_next, judge_words
 from qkv.learn.material import build_documents
+from qkv.learn.sequences import build_running
 from qkv.predict import Predictor
 from qkv.prediction import Text
 from qkv.schema import UserError, listed
@@ -35,6 +36,10 @@ def score(
         return {"all": score_grades(predictor, rows, say)}
     if head == "classes":
         return score_rows(predictor, rows, say)
+    if predictor.config.family == "encoder-decoder":
+        return {"all": score_translations(predictor, (row for _, row in rows), say)}
+    if predictor.config.family == "decoder":
+        return {"all": score_running(predictor, (row for _, row in rows), recipe)}
     return {"all": score_documents(predictor, (row for _, row in rows), recipe)}
 
 
@@ -52,6 +57,46 @@ def score_documents(predictor: Predictor, rows: Iterable[Row], recipe: Recipe | 
         raise UserError("no documents with text to evaluate on")
     found = judge_words(predictor.model, material)
     return metrics.Figures(len(material), {"loss": found.loss, **found.figures}, "documents")
+
+
+def score_running(predictor: Predictor, rows: Iterable[Row], recipe: Recipe | None) -> metrics.Figures:
+    """How well every next word of these documents is guessed."""
+    whole = [row for row in rows if row.text.strip()]
+    if not whole:
+        raise UserError("no documents with text to evaluate on")
+    if recipe is None or recipe.task != "complete":
+        longest = min(USUAL_LENGTH, predictor.limit() or USUAL_LENGTH)
+        table = {"task": "complete", "data": {"length": longest}, "train": {"batch_tokens": 8192}}
+        recipe = Recipe.read({**table, "model": {"family": "decoder", "vocabulary": predictor.config.vocabulary}})
+    recipe = recipe.replace(train=recipe.train.replace(eval_tokens=0).model_dump())
+    store = documents_of(whole, predictor.tokenizer)
+    text_bytes = sum(len(row.text.encode()) for row in whole)
+    found = judge_next(predictor.model, build_running(recipe, store, predictor.tokenizer, text_bytes))
+    return metrics.Figures(len(whole), {"loss": found.loss, **found.figures}, "documents")
+
+
+def score_translations(predictor: Predictor, rows: Iterable[Row], say: Say = _silent) -> metrics.Figures:
+    """BLEU and chrF of what the model says, decoded as its recipe has it. Every pair counts, also where a source was
+    too long and had to be cut."""
+    whole, left_out = list[Row](), 0
+    for row in rows:
+        if row.text.strip() and (row.pair or "").strip():
+            whole.append(row)
+        else:
+            left_out += 1
+    if left_out:
+        say(f"note: {left_out:,} pairs with an empty side are left out")
+    if not whole:
+        raise UserError("no pairs with two sides to evaluate on")
+    answers = predictor.predict([row.text for row in whole])
+    cut = sum(one.cut for one in answers)
+    if cut:
+        say(f"note: {cut:,} of {len(answers):,} sources were cut to fit the model")
+    references = [" ".join((row.pair or "").split()) for row in whole]
+    values, said = metrics.translation_figures([" ".join((one.output or "").split()) for one in answers], references)
+    d = predictor.reading.decode
+    how = f"beam {d.beam}, length penalty {d.length_penalty}" if d.beam > 1 else "greedy"
+    return metrics.Figures(len(whole), values, "pairs", {"decoding": how, **said})
 
 
 def score_rows(predictor: Predictor, rows: Iterable[Labelled], say: Say = _silent) -> dict[str, metrics.Scores]:

@@ -16,6 +16,7 @@ from qkv import runtime
 from qkv.config import Recipe, TokenizerConfig
 from qkv.data.prepare import EXAMPLES, Prepared, prepare
 from qkv.data.source import Source, open_source
+from qkv.learn.average import average_tensors, restored_average, with_weights
 from qkv.learn.card import root_files
 from qkv.learn.material import Documents
 from qkv.learn.optim import optimiser_tensors, restore_optimiser
@@ -57,7 +58,7 @@ class Session:
 
     def _replace_model(self) -> None:
         progress = self.learner.progress
-        written = written_model(self.learner.model, self.recipe, self.prepared, progress.temperature)
+        written = written_model(self.learner.shown, self.recipe, self.prepared, progress.temperature)
         self.run.replace_model(written, step=progress.step, temperature=progress.temperature)
 
     def _save(self) -> None:
@@ -65,7 +66,7 @@ class Session:
         checkpoint = Checkpoint(
             learner.progress.step,
             learner.model.state_dict(),
-            optimiser_tensors(learner.optimiser, learner.model),
+            {**optimiser_tensors(learner.optimiser, learner.model), **average_tensors(learner.average)},
             asdict(learner.progress),
             fingerprint_of(self.prepared),
         )
@@ -176,7 +177,10 @@ def _notes(prepared: Prepared, learner: Learner) -> list[str]:
         judged, passages = learner.train.pairs
         notes.append(f"{judged:,} of {passages:,} passages are pairs that can be judged")
     cut, rows = learner.train.cut, len(learner.train)
-    if cut:
+    if cut and learner.recipe.task == "translate":
+        longest = f"{learner.recipe.data.length} tokens (data.length)"
+        notes.append(f"{cut:,} of {cut + rows:,} pairs have a side of more than {longest} and are left out")
+    elif cut:
         length, long = learner.recipe.data.length, learner.recipe.data.long
         how = "are cut to" if long == "cut" else "are read in windows of"
         notes.append(f"{cut:,} of {rows:,} training texts {how} {length} tokens (data.length, data.long)")
@@ -205,6 +209,7 @@ def _resume(session: Session) -> None:
         learner.progress = Progress(**checkpoint.progress)
         learner.model.load_state_dict(checkpoint.weights)
         restore_optimiser(learner.optimiser, learner.model, checkpoint.optimiser)
+        learner.average = restored_average(checkpoint.optimiser)
     except (TypeError, RuntimeError, KeyError) as error:
         raise UserError(f"{run.folder_of(checkpoint.step)}: is of another model: {str(error)[:200]}") from None
     session.resumed_at = checkpoint.step
@@ -231,5 +236,6 @@ def restore_root(run: Run, recipe: Recipe, prepared: Prepared, step: int) -> Non
     """Put the model of a checkpoint into the root, the same to the bit as it was there before."""
     kept, model = run.load(step), fresh_model(recipe)
     model.load_state_dict(kept.weights)
+    model = with_weights(model, restored_average(kept.optimiser))
     temperature = Progress(**kept.progress).temperature
     run.replace_model(written_model(model, recipe, prepared, temperature), step=step, temperature=temperature)

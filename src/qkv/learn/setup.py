@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
-from qkv.config import DataConfig, ModelConfig, Recipe
-from qkv.data.prepare import Form, Prepared, splitter_of
+from qkv.config import DataConfig, ModelConfig, Recipe, Task
+from qkv.data.prepare import Prepared
 from qkv.data.source import Source
+from qkv.data.tokenise import Form, splitter_of
 from qkv.learn.material import Material, Standard, build_documents, build_texts, drawn, some_rows
+from qkv.learn.sequences import build_pairs, build_running
 from qkv.learn.start import Start, config_from, head_of
 from qkv.model.build import build_model
 from qkv.model.transformer import Model
 from qkv.schema import UserError, describe
 
-OF_LABELS = ("data.balance", "data.long", "train.hide_tokens", "train.label_smoothing")  # keys that fill has no use for
+TASKS = re.compile(rf"((?:{'|'.join(get_args(Task))}|, )+): ")  # whom a key is for, before its sentence
 
 
 def check_recipe(recipe: Recipe) -> None:
     """What can be told before any data is read."""
-    if recipe.task not in ("classify", "fill"):
-        raise UserError(f"task = {recipe.task!r}: cannot be trained in this version; accepted: classify, fill")
     model, length = recipe.model, recipe.data.length
     _check_keys(recipe)
     if recipe.task == "fill":
@@ -46,15 +47,20 @@ def _check_keys(recipe: Recipe) -> None:
     """A key that this task does not read is a mistake, not a wish."""
     usual = {path: value for path, value, _ in describe(Recipe())}
     for path, value, sentence in describe(recipe):
-        strange = sentence.startswith("fill: ") if recipe.task == "classify" else path in OF_LABELS
-        if strange and value != usual[path]:
+        named = TASKS.match(sentence)
+        if named and recipe.task not in named[1].split(", ") and value != usual[path]:
             raise UserError(f"{path} = {value!r}: is not read where task = {recipe.task!r}; leave it out")
 
 
 def form_of(recipe: Recipe) -> Form:
     """What a recipe's stores are to hold."""
-    fill = recipe.task == "fill"
-    return Form(recipe.model.head == "grade" and not fill, recipe.data.sentences if fill else None)
+    if recipe.task == "fill":
+        return Form("sentences", recipe.data.sentences)
+    if recipe.task == "complete":
+        return Form("documents", around="begin")
+    if recipe.task == "translate":
+        return Form("translations", around="end")
+    return Form("grades" if recipe.model.head == "grade" else "labels")
 
 
 def finished_recipe(
@@ -70,7 +76,11 @@ def finished_recipe(
     model, size = recipe.model if start is None else config_from(start, recipe), prepared.tokenizer.size
     if start is None and model.vocabulary not in (0, size) and model.preset == "none":
         raise UserError(f"model.vocabulary = {model.vocabulary}, but the tokenizer has {size} tokens; accepted: 0")
-    changed: dict[str, Any] = {"head": head_of(recipe), **({} if start is not None else {"vocabulary": size})}
+    changed: dict[str, Any] = {"head": head_of(recipe)}
+    if start is None:
+        changed["vocabulary"] = size
+        if prepared.target is not None:
+            changed["target_vocabulary"] = prepared.target.size
     if changed["head"] == "classes":
         changed["classes"] = len(prepared.labels)
     if changed["head"] == "words":
@@ -88,7 +98,10 @@ def _finished_data(recipe: Recipe, source: Source) -> DataConfig:
     changed: dict[str, Any] = {}
     if all(one.columns == files[0].columns for one in files):
         changed = {role: name or "none" for role, name in asdict(files[0].columns).items()}
-    if recipe.task == "fill":
+    if recipe.task == "translate":
+        changed["target"], changed["pair"] = changed.get("pair", recipe.data.target), "none"
+        return recipe.data.replace(**changed, label_names="none")
+    if recipe.task in ("fill", "complete"):
         if all(one.documents == files[0].documents for one in files):
             changed["documents"] = files[0].documents
         return recipe.data.replace(**changed, label_names="none")
@@ -112,6 +125,8 @@ def build_materials(recipe: Recipe, prepared: Prepared) -> tuple[Material, Mater
         if not train.sampler.batches:
             raise UserError(f"{recipe.data.corpus}: its documents become no tokens, so there is nothing to learn from")
         return train, validation
+    if recipe.task in ("complete", "translate"):
+        return _sequences(recipe, prepared)
     some = some_rows(prepared.train, drawn(len(prepared.train), recipe.data.rows, recipe.seed))
     standard = standard_of(recipe, prepared)
     train_texts, validation_texts = (
@@ -119,6 +134,25 @@ def build_materials(recipe: Recipe, prepared: Prepared) -> tuple[Material, Mater
         for store in (some, prepared.validation)
     )
     return train_texts, validation_texts
+
+
+def _sequences(recipe: Recipe, prepared: Prepared) -> tuple[Material, Material]:
+    """Running text, or pairs to translate."""
+    tokenizer, target = prepared.tokenizer, prepared.target
+    some = some_rows(prepared.train, drawn(len(prepared.train), recipe.data.rows, recipe.seed))
+    train: Material
+    validation: Material
+    if recipe.task == "complete":
+        train = build_running(recipe, some, tokenizer)
+        validation = build_running(recipe, prepared.validation, tokenizer, prepared.text_bytes.get("validation", 0))
+    else:
+        train, validation = (build_pairs(recipe, store, tokenizer, target) for store in (some, prepared.validation))
+    if not train.sampler.batches:
+        found = (
+            "its texts become no tokens" if not train.cut else f"all pairs are longer than {recipe.data.length} tokens"
+        )
+        raise UserError(f"{recipe.data.corpus}: {found} (data.length), so there is nothing to learn from")
+    return train, validation
 
 
 def standard_of(recipe: Recipe, prepared: Prepared) -> Standard | None:

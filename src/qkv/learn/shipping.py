@@ -29,6 +29,7 @@ def written_model(model: Model, recipe: Recipe, prepared: Prepared, temperature:
         "hidden_dropout_prob": recipe.train.dropout,
         "attention_probs_dropout_prob": recipe.train.attention_dropout,
     }
+    carried |= _special_ids(recipe, prepared)
     if prepared.labels:
         carried["id2label"] = {str(number): label for number, label in enumerate(prepared.labels)}
         carried["label2id"] = {label: number for number, label in enumerate(prepared.labels)}
@@ -36,6 +37,18 @@ def written_model(model: Model, recipe: Recipe, prepared: Prepared, temperature:
         return write_model(shipped, recipe.model, carried)
     except UserError:  # no foreign architecture has these parts
         return write_own(shipped, recipe.model, carried)
+
+
+def _special_ids(recipe: Recipe, prepared: Prepared) -> dict[str, Any]:
+    """With which tokens an answer begins and ends, and which are none."""
+    tokenizer = prepared.target or prepared.tokenizer
+    if recipe.task not in ("complete", "translate") or tokenizer.end is None:
+        return {}
+    ids: dict[str, Any] = {"eos_token_id": tokenizer.end, "bad_words_ids": [[tokenizer.pad]]}
+    if recipe.task == "translate":
+        return {**ids, "decoder_start_token_id": tokenizer.pad, "forced_eos_token_id": tokenizer.end}
+    before = tokenizer.frame(pair=False).before
+    return {**ids, "bos_token_id": before[0]} if before else ids
 
 
 @torch.no_grad()

@@ -97,6 +97,8 @@ def head_of(recipe: Recipe) -> Head:
     """The head that a recipe's task needs."""
     if recipe.task == "fill":
         return "pretraining" if recipe.train.next_sentence else "words"
+    if recipe.task in ("complete", "translate"):
+        return "words"
     return "grade" if recipe.model.head == "grade" else "classes"
 
 

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from qkv.config import Recipe
 from qkv.data.batch import Batch
+from qkv.learn.average import include, is_due, with_weights
 from qkv.learn.evaluate import Evaluation, evaluate
 from qkv.learn.material import Material
-from qkv.learn.objectives import Totals, classify, fill, grade
+from qkv.learn.objectives import Totals, classify, fill, grade, guess_next
 from qkv.learn.optim import build_optimiser, learning_rate, set_learning_rate
 from qkv.model.dropout import seed_dropout
 from qkv.model.transformer import Model
@@ -42,6 +43,7 @@ class Progress:
     best_step: int = 0
     temperature: float = 1.0  # of the model that is kept
     waited: int = 0  # evaluations since the best
+    averaged: int = 0  # evaluations whose weights are in the mean
     finished: bool = False
 
 
@@ -69,6 +71,12 @@ class Learner:
     loss: Callable[[Model, Any], Totals]
     optimiser: torch.optim.AdamW
     progress: Progress
+    average: dict[str, Tensor] = field(default_factory=dict)  # mean weights of the last evaluations, if they are wanted
+
+    @property
+    def shown(self) -> Model:
+        """The model that is judged and shipped: this one, or the mean of its last states."""
+        return with_weights(self.model, self.average)
 
     @property
     def steps(self) -> int:
@@ -90,6 +98,8 @@ def loss_of(recipe: Recipe) -> Callable[[Model, Any], Totals]:
     """What a recipe minimises."""
     if recipe.task == "fill":
         return fill
+    if recipe.task in ("complete", "translate"):
+        return partial(guess_next, smoothing=recipe.train.label_smoothing)
     return grade if recipe.model.head == "grade" else partial(classify, smoothing=recipe.train.label_smoothing)
 
 
@@ -101,7 +111,10 @@ def train(learner: Learner, stop: Callable[[], bool] = lambda: False) -> Iterato
         rate = _step(learner)
         progress.learning_seconds += time.perf_counter() - started
         due = progress.step % learner.eval_every == 0 or progress.step == learner.steps
-        evaluation = evaluate(learner.model, learner.validation) if due else None
+        if due and is_due(progress.step, learner.steps, learner.eval_every, settings.average):
+            include(learner.average, learner.model, progress.averaged)
+            progress.averaged += 1
+        evaluation = evaluate(learner.shown, learner.validation) if due else None
         is_best = due and _judge(learner, evaluation)
         patient = settings.patience == 0 or progress.waited < settings.patience
         progress.finished = progress.step >= learner.steps or not patient

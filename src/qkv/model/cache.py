@@ -35,6 +35,7 @@ class Cache:
     memory_keep_NS: Tensor | None
     pos_NS: Tensor
     keep_NS: Tensor
+    source_N: Tensor  # which source each row asks: rows that change places within one need no copy of its memory
 
     @staticmethod
     def empty(
@@ -42,7 +43,7 @@ class Cache:
     ) -> Cache:
         """Nothing generated yet."""
         pos_N0 = torch.zeros(rows, 0, dtype=torch.long, device=device)
-        return Cache((), memory, memory_keep_NS, pos_N0, pos_N0.bool())
+        return Cache((), memory, memory_keep_NS, pos_N0, pos_N0.bool(), torch.arange(rows, device=device))
 
     def last_positions(self) -> Tensor:
         """The position (N, 1) of each row's last visible token; -1 where there is none yet."""
@@ -53,10 +54,15 @@ class Cache:
         """Row i of the result continues row origin[i]: how a beam moves, grows and shrinks."""
         if torch.equal(origin_N, torch.arange(len(self.pos_NS), device=origin_N.device)):
             return self
+        memory, memory_keep_NS, source_N = self.memory, self.memory_keep_NS, self.source_N.index_select(0, origin_N)
+        if not torch.equal(source_N, self.source_N):
+            memory = tuple(kv.rows(origin_N) for kv in memory)
+            memory_keep_NS = None if memory_keep_NS is None else memory_keep_NS.index_select(0, origin_N)
         return Cache(
             tuple(kv.rows(origin_N) for kv in self.own),
-            tuple(kv.rows(origin_N) for kv in self.memory),
-            None if self.memory_keep_NS is None else self.memory_keep_NS.index_select(0, origin_N),
+            memory,
+            memory_keep_NS,
             self.pos_NS.index_select(0, origin_N),
             self.keep_NS.index_select(0, origin_N),
+            source_N,
         )

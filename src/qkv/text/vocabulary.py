@@ -25,6 +25,7 @@ from qkv.schema import UserError, nearest
 from qkv.text.tokenizer import Tokenizer, check_text, guarded
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")  # ids 0 to 4
+AROUND = {"both": "[CLS] $A [SEP]", "begin": "[CLS] $A", "end": "$A [SEP]"}  # a text to judge, to go on with, a source
 KINDS = ("wordpiece", "bpe", "unigram", "characters", "bytes")
 BYTES = 256
 SMALLEST = {"bpe": BYTES + len(SPECIALS)}  # tokenizer.vocab_size at least, where it is not 16
@@ -46,8 +47,11 @@ SEEDS = 4  # unigram starts from so many times the pieces it ends with
 SHRINK = 0.75  # share of the pieces that one round of unigram keeps
 
 
-def train_tokenizer(texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool) -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[str], *, kind: str, vocab_size: int, lowercase: bool, around: str = "both"
+) -> Tokenizer:
     """A tokenizer of that kind with at most `vocab_size` ids, learnt from the texts; they are read once, one by one.
+    `around` says what stands around a text, by AROUND.
 
     bpe and bytes give every text back exactly, unless `lowercase` changed it. characters and bytes learn no pieces, so
     that they may have fewer ids than asked for; bytes always has 261.
@@ -65,7 +69,7 @@ def train_tokenizer(texts: Iterable[str], *, kind: str, vocab_size: int, lowerca
     else:
         counts = _counted(texts, kind, normalizer, cutter)
         model = LEARNERS[kind](counts, vocab_size)
-    return Tokenizer(_assembled(model, normalizer, cutter, decoder))
+    return Tokenizer(_assembled(model, normalizer, cutter, decoder, around))
 
 
 def _pipeline(kind: str, lowercase: bool) -> tuple[Normalizer | None, Cutter, Decoder]:
@@ -86,14 +90,14 @@ def _pipeline(kind: str, lowercase: bool) -> tuple[Normalizer | None, Cutter, De
     return normalizer, pre_tokenizers.Sequence([cutter, as_bytes]), decoders.ByteLevel()
 
 
-def _assembled(model: Model, normalizer: Normalizer | None, cutter: Cutter, decoder: Decoder) -> Inner:
+def _assembled(model: Model, normalizer: Normalizer | None, cutter: Cutter, decoder: Decoder, around: str) -> Inner:
     inner = Inner(model)
     if normalizer is not None:
         inner.normalizer = normalizer
     inner.pre_tokenizer, inner.decoder = cutter, decoder
     inner.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIALS])
     inner.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
+        single=AROUND[around],
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
         special_tokens=[(token, SPECIALS.index(token)) for token in ("[CLS]", "[SEP]")],
     )
