@@ -28,6 +28,7 @@ from qkv.config import (
     FAMILIES_OF_TASK,
     HEADS_OF_FAMILY,
     DataConfig,
+    DecodeConfig,
     ModelConfig,
     Recipe,
     RuntimeConfig,
@@ -41,7 +42,16 @@ from qkv.model.layers import ACTIVATIONS, NORMS
 from qkv.schema import LARGEST_FILE, Section, UserError, describe, key, nearest, override, read_toml
 
 MODEL_KEYS = ", ".join(ModelConfig.model_fields)
-SECTIONS: list[type[Section]] = [Recipe, DataConfig, TokenizerConfig, ModelConfig, TrainConfig, RuntimeConfig]
+RECIPE_KEYS = "task, seed, init, data, tokenizer, model, train, decode, runtime"
+SECTIONS: list[type[Section]] = [
+    Recipe,
+    DataConfig,
+    TokenizerConfig,
+    ModelConfig,
+    TrainConfig,
+    DecodeConfig,
+    RuntimeConfig,
+]
 
 
 def refused(table: dict[str, Any], where: str = "") -> str:
@@ -142,9 +152,9 @@ def test_a_whole_number_is_a_number() -> None:
     [
         (
             {"sed": 1},
-            "sed: unknown key; did you mean seed? known: task, seed, init, data, tokenizer, model, train, runtime",
+            f"sed: unknown key; did you mean seed? known: {RECIPE_KEYS}",
         ),
-        ({"zzzz": 1}, "zzzz: unknown key; known: task, seed, init, data, tokenizer, model, train, runtime"),
+        ({"zzzz": 1}, f"zzzz: unknown key; known: {RECIPE_KEYS}"),
         ({"model": {"layer": 3}}, f"model.layer: unknown key; did you mean layers? known: {MODEL_KEYS}"),
         ({"runtime": {"thread": 2}}, "runtime.thread: unknown key; did you mean threads? known: threads"),
         ({"model": {"layers": -1}}, "model.layers = -1: must be at least 1 and at most 1,000"),
@@ -235,7 +245,7 @@ def test_several_mistakes_give_several_lines() -> None:
         "my.toml: model.norm = 'x': must be one of layer, rms, batch, none",
         f"my.toml: model.hed: unknown key; did you mean head? known: {MODEL_KEYS}",
         "my.toml: train.dropout = 1.0: must be at least 0.0 and below 1.0",
-        "my.toml: sed: unknown key; did you mean seed? known: task, seed, init, data, tokenizer, model, train, runtime",
+        f"my.toml: sed: unknown key; did you mean seed? known: {RECIPE_KEYS}",
     ]
 
 

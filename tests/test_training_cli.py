@@ -129,7 +129,7 @@ def test_a_text_that_is_cut_is_said_to_be(place: Path) -> None:
         (["train.batch_tokens=8"], "train.batch_tokens = 8: must hold a text of data.length = 24"),
         (["model.positions=learned", "model.context=16"], "data.length = 24 is more than model.context = 16"),
         (["train.learning_rate=0"], "train.learning_rate"),
-        (["task=complete", "model.family=decoder", "model.pooler=none"], "accepted: classify, fill"),
+        (["task=complete"], "task = 'complete' needs model.family = decoder; found 'encoder'"),
         (["train.whole_words=true"], "train.whole_words = True: is not read where task = 'classify'; leave it out"),
         (["data.sentences=lines"], "data.sentences = 'lines': is not read where task = 'classify'; leave it out"),
     ],
