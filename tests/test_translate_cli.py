@@ -173,7 +173,10 @@ def test_a_tokenizer_for_each_language(place: Path) -> None:
     assert predictor.tokenizer.id_of("hund") is None
     assert predictor.target.id_of("hund") is not None
     assert predictor.target.id_of("dog") is None
-    assert set((predictor.predict(["red dog"])[0].output or "").split()) <= set(OTHER.values())
+    (answer,) = predictor.predict(["red dog"])
+    assert set((answer.output or "").split()) <= set(OTHER.values())
+    assert nursery().live(place, "export", "apart", "-o", "exported").code == 0
+    assert qkv.load(place / "exported").predict(["red dog"], beam=3)[0].output == answer.output
 
 
 def test_tables_of_pairs(place: Path) -> None:

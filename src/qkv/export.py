@@ -12,6 +12,7 @@ from torch import Tensor
 
 from qkv import __version__
 from qkv.config import ModelConfig
+from qkv.data.prepare import TARGET
 from qkv.exchange import peer
 from qkv.exchange.folder import WEIGHTS, open_folder, write_folder
 from qkv.exchange.hf import read_model, write_model
@@ -22,7 +23,7 @@ from qkv.run import Run
 from qkv.schema import UserError
 
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
+    "tokenizer.json", TARGET, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
     "vocab.json", "merges.txt", "source.spm", "target.spm", "spiece.model", "tokenizer.model",
 )  # fmt: skip
 RUN_FILES = ("recipe.toml", "curves.png")  # that say how a model was made

@@ -115,6 +115,9 @@ def _parts(recipe: Recipe, prepared: Prepared, progress: Progress) -> str:
     if not sum(prepared.counts["validation"].values()):
         uncalibrated = ", and probabilities are not calibrated" if recipe.model.head == "classes" else ""
         return f"{said}No validation rows: the last weights are kept{uncalibrated}."
+    if progress.averaged and recipe.train.keep == "last":
+        mean = f"The mean of the weights at the last {progress.averaged} evaluations is kept."
+        return f"{said}{mean} Test rows served for the figures only."
     chosen = [f"the weights (step {progress.best_step:,} of {progress.step:,})"] if recipe.train.keep == "best" else []
     if recipe.model.head == "classes":
         chosen.append(f"the temperature {progress.temperature:.4f}, which is already folded into the last layer")
