@@ -10,7 +10,8 @@ Rows are drawn from the training rows of the movie reviews by the seed (`data.ro
 - linear: words and word pairs that occur twice (TF-IDF, sublinear), logistic regression; C by cross-validation on its
   own rows.
 
-One rule of settings for all sizes. Pre-trained, every row is seen 3 times at least, and as often as it takes to see
+Both Transformers read --length tokens of a review, half from its beginning and half from its end. One rule of settings
+for all sizes. Pre-trained, every row is seen 3 times at least, and as often as it takes to see
 3,000 in all; from nothing, 4 times and 20,000. The learning rate falls linearly after about a tenth of the steps. The
 last weights are kept, so no other labels decide when to stop. Only the learning rate is chosen: for each size, of
 three, by accuracy on the validation rows, with seed 0, which is not among the seeds shown (--rates gives it instead).
@@ -81,7 +82,7 @@ def recipe_for(kind: Kind, asked: argparse.Namespace, rows: int, rate: float, se
     table: dict[str, Any] = {
         "task": "classify",
         "seed": seed,
-        "data": {**data_for(asked.data).model_dump(), "length": asked.length, "rows": rows},
+        "data": {**data_for(asked.data).model_dump(), "length": asked.length, "long": "ends", "rows": rows},
         "train": {
             "epochs": max(kind.epochs, math.ceil(kind.examples / rows)),
             "batch_tokens": asked.tokens,

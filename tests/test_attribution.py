@@ -128,7 +128,7 @@ def test_scores_sum_to_how_far_the_words_move_the_decision(changes: dict[str, An
 
 @pytest.mark.parametrize("changes", [ENCODER, DECODER], ids=["encoder", "decoder"])
 def test_a_text_read_in_windows_has_the_mean_over_them(changes: dict[str, Any]) -> None:
-    asked = predictor(changes, Reading(length=4, windows=True))
+    asked = predictor(changes, Reading(length=4, long="windows"))
     found = scores_by_word(asked, SHORT, "good")
     assert found == pytest.approx(slowly(asked, SHORT, "good"), abs=1e-7)
     assert all(found.values())
@@ -140,6 +140,20 @@ def test_a_long_text_is_worked_on_in_several_passes(monkeypatch: pytest.MonkeyPa
     for room in (1, 70):  # one step at a time; seven, and four in the last pass
         monkeypatch.setattr(explain, "PASS_TOKENS", room)
         assert scores_by_word(asked, TEXT, "good") == pytest.approx(whole, abs=1e-12)
+
+
+@pytest.mark.parametrize("changes", [ENCODER, DECODER], ids=["encoder", "decoder"])
+def test_words_between_the_two_ends_decided_nothing(changes: dict[str, Any]) -> None:
+    asked = predictor(changes, Reading(length=6, long="ends"))
+    around = 0 if changes is DECODER else 2  # [CLS] and [SEP]
+    head, tail = (6 - around + 1) // 2, (6 - around) // 2
+    found, words = deciding_words(asked, TEXT, "good"), TEXT.split()
+    assert [one.score != 0 for one in found] == [number < head or number >= 10 - tail for number in range(10)]
+    short = deciding_words(asked, " ".join(words[:head] + words[10 - tail :]), "good")
+    read = [one.score for one in found if one.score]
+    assert read == pytest.approx([one.score for one in short], abs=1e-12)
+    cut, whole = asked.predict([TEXT, words[0]])
+    assert (cut.cut, whole.cut) == (True, False)
 
 
 @pytest.mark.parametrize("changes", [ENCODER, DECODER], ids=["encoder", "decoder"])

@@ -2,6 +2,7 @@
 
 import random
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -11,7 +12,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from qkv.data.batch import LabelBatch
-from qkv.data.examples import Examples, Hide, collate, cut_to, longest_first, windows, windows_of
+from qkv.data.examples import (
+    Examples,
+    Hide,
+    collate,
+    cut_to,
+    ends_of,
+    longest_first,
+    stretches,
+    windows,
+    windows_of,
+)
 from qkv.data.store import Store
 from qkv.schema import UserError
 from qkv.text.tokenizer import Frame, Tokenizer
@@ -151,6 +162,36 @@ def test_windows_of_nothing_are_none_and_pairs_have_none() -> None:
     assert len(windows_of(store_of([]), 4).rows_N) == 0
     with pytest.raises(UserError, match=r"^data\.long = 'windows' is for single texts; for pairs accepted: cut$"):
         windows_of(store_of([[1, 2]], [[3]]), 4)
+
+
+# --- the two ends
+
+
+def test_the_ends_of_a_store() -> None:
+    store = store_of([[1, 2], [], [3, 4, 5, 6, 7, 8]], labels=[1, 0, 2])
+    examples = ends_of(store, 5)
+    assert examples.rows_N.tolist() == [0, 1, 2]
+    assert examples.cut == 1
+    frame = Frame((9,), (), (10,), 0)
+    assert examples.lengths(frame).tolist() == [4, 2, 7]
+    batch = all_of(store, examples, frame)
+    assert batch.segments_BL is None
+    assert batch.tokens_BL.tolist() == [
+        [9, 1, 2, 10, 0, 0, 0], [9, 10, 0, 0, 0, 0, 0], [9, 3, 4, 5, 7, 8, 10],
+    ]  # fmt: skip
+    with pytest.raises(UserError, match=r"^data\.long = 'ends' is for single texts; for pairs accepted: cut$"):
+        ends_of(store_of([[1, 2]], [[3]]), 4)
+
+
+@given(st.integers(0, 300), st.integers(1, 60), st.sampled_from(["cut", "ends", "windows"]))
+def test_one_text_is_read_as_a_store_of_it(length: int, room: int, long: Literal["cut", "ends", "windows"]) -> None:
+    """What predicts reads the stretches of a text that training read."""
+    store = store_of([list(range(length))])
+    examples = {"cut": cut_to, "ends": ends_of, "windows": windows_of}[long](store, room)
+    trained = [[*range(*examples.a_N2[n]), *range(*examples.b_N2[n])] for n in range(len(examples.rows_N))]
+    assert [[n for a, b in one for n in range(a, b)] for one in stretches(length, room, long)] == trained
+    if long == "ends" and length > room:
+        assert trained[0][-1] == length - 1 or room == 1
 
 
 # --- hiding

@@ -10,6 +10,7 @@ import pytest
 from lives import flip, nursery, same_end, sha256, write_recipe
 
 import qkv
+from qkv import disk
 from qkv.run import Run
 from qkv.schema import UserError
 from qkv.verify import compare_to_the_bit, verify
@@ -104,6 +105,18 @@ def test_the_root_is_made_anew_from_the_data_and_the_checkpoints(place: Path, ru
         assert sha256(run / file) == sha256(place / "whole" / file)
     assert Run(run).facts() == Run(place / "whole").facts()
     assert verify(run)[1] == "the same qkv train command goes on from step 60"
+
+
+def test_a_run_of_an_older_version_is_repaired(place: Path, run: Path) -> None:
+    """A later qkv has more keys, so the recipe it writes is longer than the one that was listed."""
+    file = run / "recipe.toml"
+    older = "".join(line for line in file.read_text().splitlines(True) if not line.startswith("label_smoothing"))
+    assert len(older) < file.stat().st_size
+    disk.replace_listed(run, "recipe.toml", older.encode(), data=Run(run).began_with()["data"])
+    flip(run / "README.md")
+    assert nursery().live(place, "verify", run, "--repair").code == 0
+    assert sha256(file) == sha256(place / "whole" / "recipe.toml")
+    assert not Run(run).problems()
 
 
 def test_a_damaged_recipe_is_not_guessed(place: Path, run: Path) -> None:

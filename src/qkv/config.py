@@ -26,7 +26,7 @@ Tied = Literal["none", "inputs", "output", "all"]
 Head = Literal["auto", "none", "words", "pretraining", "classes", "grade"]
 Pool = Literal["auto", "first", "mean", "last"]
 Pooler = Literal["none", "tanh", "relu", "gelu"]
-Long = Literal["cut", "windows"]
+Long = Literal["cut", "ends", "windows"]
 Balance = Literal["none", "weights"]
 TokenizerKind = Literal["wordpiece", "bpe", "unigram", "characters", "bytes"]
 Schedule = Literal["linear", "cosine", "inverse_sqrt", "constant"]
@@ -196,7 +196,11 @@ class DataConfig(Section):
     length: int = key(
         512, "Longest text in one piece, special tokens counted; see long.", "tokens", ge=4, le=10_000_000
     )
-    long: Long = key("cut", "classify: a longer text: cut at length, or read in windows of it that overlap by half.")
+    long: Long = key(
+        "cut",
+        "classify: a longer text: cut at length; its two ends, half of length each; or read in windows of length that "
+        "overlap by half.",
+    )
     balance: Balance = key("none", "classify: weights: every label counts alike in the loss, however rare.")
     rows: int = key(
         0, "Learn from so many of the training rows only, drawn by the seed; 0: all.", "rows", ge=0, le=10**9
@@ -330,7 +334,7 @@ class Recipe(Section):
     seed: int = key(7, "All randomness of a run is a function of this number.", ge=0, lt=2**63)
     init: str = key(
         "none",
-        "What to go on from, weights and tokenizer: a run or a Hugging Face folder; none: nothing.",
+        "What to go on from, weights and tokenizer: a run, a Hugging Face folder or a bundled model; none: nothing.",
     )
     data: DataConfig = Field(default_factory=DataConfig, description="What it learns from.")
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="How text becomes tokens.")

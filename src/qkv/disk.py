@@ -78,7 +78,7 @@ def described(file: Path) -> dict[str, Any]:
 def write_manifest(folder: Path, names: Iterable[str], facts: Mapping[str, Mapping[str, Any]] | None = None) -> None:
     """Describe these files of a folder as they are now; `facts` are to be noted beside the hash of some."""
     said = facts or {}
-    _write(folder, {name: [{**described(folder / name), **said.get(name, {})}] for name in sorted(names)})
+    _write(folder, {name: [{**said.get(name, {}), **described(folder / name)}] for name in sorted(names)})
 
 
 def remove_folder(folder: Path) -> None:
@@ -96,10 +96,10 @@ def remove_leftovers(folder: Path, names: re.Pattern[str]) -> None:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
 
 
-def replace_listed(folder: Path, name: str, content: bytes | Callable[[Path], None], **facts: float) -> None:
+def replace_listed(folder: Path, name: str, content: bytes | Callable[[Path], None], **facts: float | str) -> None:
     """Replace or add one file of a folder with a manifest, so that a reader never meets a file it must not trust.
 
-    `facts` are numbers to note beside its hash; they are always those of the version that is there.
+    `facts` are what to note beside its hash; they are always those of the version that is there.
     """
     listed = _read(folder)
     fresh = folder / f".{name}.new"

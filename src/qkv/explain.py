@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.data.examples import windows
+from qkv.data.examples import stretches
 from qkv.model.attention import Attention, How, View, fused, weigh
 from qkv.model.masks import positions_of
 from qkv.model.transformer import Decoder, Encoder, EncoderDecoder
@@ -158,21 +158,23 @@ def _label_number(predictor: Predictor, text: str, label: str | None) -> int:
 
 
 def _read(predictor: Predictor, text: str) -> list[tuple[Encoded, list[Span]]]:
-    """The text as the model reads it, in one piece or in windows, and which characters each token stands for."""
+    """The text as the model reads it, whole, in windows or by its two ends, and which characters each token stands
+    for."""
     limit, tokenizer = predictor.limit(), predictor.tokenizer
     literal = predictor.reading.trained
     (whole,), spans = tokenizer.encode([text], literal=literal), tokenizer.spans(text, literal=literal)
     if limit is None or len(whole.ids) <= limit:
         return [(whole, spans)]
-    if not predictor.reading.windows:
+    if predictor.reading.long == "cut":
         cut = tokenizer.encode([text], limit, literal=literal)[0]
         return [(cut, tokenizer.spans(text, limit, literal=literal))]
     frame = tokenizer.frame(pair=False)
     before, after = len(frame.before), len(frame.after)
     last = len(whole.ids) - after
-    pieces = []
-    for a, b in windows(last - before, max(1, limit - before - after)):
-        ids = [*frame.before, *whole.ids[before + a : before + b], *frame.after]
-        own = [*before * [(0, 0)], *spans[before + a : before + b], *after * [(0, 0)]]
-        pieces.append((Encoded(ids, [0] * len(ids), cut=False), own))
-    return pieces
+    made = []
+    for parts in stretches(last - before, max(1, limit - before - after), predictor.reading.long):
+        read = [n for a, b in parts for n in range(before + a, before + b)]
+        ids = [*frame.before, *(whole.ids[n] for n in read), *frame.after]
+        own = [*before * [(0, 0)], *(spans[n] for n in read), *after * [(0, 0)]]
+        made.append((Encoded(ids, [0] * len(ids), cut=predictor.reading.long == "ends"), own))
+    return made

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from qkv.config import DecodeConfig, ModelConfig
-from qkv.data.examples import windows
+from qkv.data.examples import stretches
 from qkv.data.prepare import TARGET
 from qkv.disk import MANIFEST
 from qkv.exchange.folder import open_folder
@@ -225,17 +225,17 @@ class Predictor:
         return min(limits, default=None)
 
     def _pieces(self, texts: Sequence[Text]) -> tuple[list[int], list[Encoded]]:
-        """The windows of all texts: which text each belongs to, and its tokens."""
-        limit, frame = self.limit(), self.tokenizer.frame(pair=False)
-        assert limit is not None, "windows have a length"
+        """The windows, or the two ends, of all texts: which text each belongs to, and its tokens."""
+        limit, frame, long = self.limit(), self.tokenizer.frame(pair=False), self.reading.long
+        assert limit is not None, "what is read in pieces has a length"
         room = max(1, limit - len(frame.before) - len(frame.after))
-        owners, pieces = list[int](), list[Encoded]()
+        owners, made = list[int](), list[Encoded]()
         for number, ids in enumerate(self.tokenizer.ids([str(text) for text in texts])):
-            for first, last in windows(len(ids), room):
-                piece = [*frame.before, *ids[first:last], *frame.after]
+            for spans in stretches(len(ids), room, long):
+                piece = [*frame.before, *(one for a, b in spans for one in ids[a:b]), *frame.after]
                 owners.append(number)
-                pieces.append(Encoded(piece, [0] * len(piece), cut=False))
-        return owners, pieces
+                made.append(Encoded(piece, [0] * len(piece), cut=long == "ends" and len(ids) > room))
+        return owners, made
 
     def _hidden(self, batch: Padded) -> Tensor:
         if isinstance(self.model, EncoderDecoder):
@@ -248,17 +248,17 @@ class Predictor:
             if self.reading.trained and isinstance(text, tuple) != self.reading.pairs:
                 wanted = "a pair of texts" if self.reading.pairs else "one text"
                 raise UserError(f"text {number}: this model was trained to judge {wanted} at a time")
-        if self.reading.windows:
+        if self.reading.long != "cut":
             owners, encoded = self._pieces(texts)
         else:
             encoded = self.tokenizer.encode(texts, self.limit(), literal=self.reading.trained)
             owners = list(range(len(texts)))
         scores = self._answers([texts[owner] for owner in owners], encoded, self._scores, seen)
-        pieces: list[list[int]] = [[] for _ in texts]
+        owned: list[list[int]] = [[] for _ in texts]
         for number, owner in enumerate(owners):
-            pieces[owner].append(number)
+            owned[owner].append(number)
         answers = []
-        for text, own in zip(texts, pieces, strict=True):
+        for text, own in zip(texts, owned, strict=True):
             scores_C = torch.stack([scores[n] for n in own]).mean(0)
             cut = any(encoded[n].cut for n in own)
             if self.config.head == "grade":
@@ -338,8 +338,7 @@ def load_predictor(path: Path) -> Predictor:
         data, temperature = recipe.data, run.facts().get("temperature", 1.0)
         if not isinstance(temperature, float) or not 0.01 <= temperature <= 100:
             raise UserError(f"{path / MANIFEST}: temperature {str(temperature)[:40]} must be between 0.01 and 100")
-        windows, pairs = data.long == "windows", data.pair != "none"
-        reading = Reading(data.length, windows, pairs, True, temperature, recipe.decode)
+        reading = Reading(data.length, data.long, data.pair != "none", True, temperature, recipe.decode)
     target = Tokenizer.from_file(path / TARGET) if (path / TARGET).is_file() else None
     return Predictor(model, config, tokenizer, names_of(folder, config), reading, target)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from qkv.config import DecodeConfig
+from qkv.config import DecodeConfig, Long
 from qkv.text.tokenizer import Encoded
 
 BATCH_TOKENS = 8192  # of one forward pass, padding counted
@@ -55,7 +55,7 @@ class Reading:
     """How a trained model wants its texts. A model from elsewhere says nothing of it."""
 
     length: int | None = None  # most tokens in one piece
-    windows: bool = False  # a longer text is read in overlapping windows, not cut
+    long: Long = "cut"  # what is done with a longer text
     pairs: bool = False  # every text is a pair
     trained: bool = False  # by us: what looks like a special token in a text is text, as it was in training
     temperature: float = 1.0  # by which its scores were divided already

@@ -231,7 +231,7 @@ def plan(
 
 @app.command()
 def predict(  # noqa: PLR0913  (each is an option)
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or a Hugging Face folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a Hugging Face folder or a bundled model.")],
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="[TEXT ...]", help="Without any: lines of stdin.")
     ] = None,
@@ -267,7 +267,7 @@ def predict(  # noqa: PLR0913  (each is an option)
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run or a Hugging Face folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a Hugging Face folder or a bundled model.")],
     output: Annotated[
         Path, typer.Option("-o", "--output", metavar="DIR", help="The folder to write; must not exist yet.")
     ],

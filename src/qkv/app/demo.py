@@ -1,4 +1,5 @@
-"""`qkv demo`: real reviews, a model trained on them now, two sentences it has never seen, and what decided."""
+"""`qkv demo`: real reviews, the bundled encoder fine-tuned on them now, two sentences it has never seen, and what
+decided."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from qkv.app.training import show_findings, train
 from qkv.explain import deciding_words
 from qkv.learn.metrics import Findings
 
-RECIPE = "reviews-quick"
+RECIPE = "reviews-finetune-quick"
 SENTENCES = (
     "Christopher Nolan's Inception is an awesome film",
     "The film I watched yesterday is a horrible one",
@@ -22,7 +23,7 @@ SENTENCES = (
 
 def show_demo(console: Console, output: Path) -> int:
     """The main job from begin to end. Interrupted, the same command goes on."""
-    console.print("[bold]A Transformer learns from real movie reviews, on this machine, from nothing.[/bold]")
+    console.print("[bold]A Transformer learns what real movie reviews say, on this machine, now.[/bold]")
     console.print(f"{recipes.promise(RECIPE)}\n", highlight=False)
     code, scores = train(recipes.resolve(RECIPE), output)
     if code:
@@ -69,7 +70,8 @@ def _next(output: str) -> str:
         f"  qkv eval {output}                                      all figures, and how far its probabilities hold\n"
         f"  {output}/curves.png                                    how it learnt\n"
         f"  {output}/README.md                                     its card\n"
-        f"  qkv train reviews                                       a better model, in more time\n"
+        f"  qkv predict bundled-encoder 'What a \\[MASK] film!'        the encoder it began with: it fills in words\n"
+        f"  qkv train reviews-quick                                 the same from nothing\n"
         f"  qkv train my.toml                                       your own CSV: data.corpus, data.text, data.label\n"
         f"  qkv explain                                             one attention head, number by number"
     )

@@ -1,5 +1,5 @@
-"""The place of small models that come with the package: Hugging Face folders beside this file, each with a card that
-says how it was made. There is none yet."""
+"""Small models that come with the package: Hugging Face folders beside this file, each with a card that says how it was
+made."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from qkv.config import Long
 from qkv.data.batch import LabelBatch
 from qkv.data.store import Store
 from qkv.schema import UserError
@@ -24,7 +25,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Examples:
-    """Where the tokens of each example lie in a store: first text a[0]:a[1], second b[0]:b[1] (empty without pairs)."""
+    """Where the tokens of each example lie in a store: first text a[0]:a[1], second b[0]:b[1]. Of a single text, the
+    second is its end if its middle is left out, else empty."""
 
     rows_N: Ints
     a_N2: Ints
@@ -60,12 +62,41 @@ def longest_first(a: Ints, b: Ints, room: int) -> tuple[Ints, Ints]:
     return np.where(fits, a, np.minimum(a, first)), np.where(fits, b, np.minimum(b, second))
 
 
+def ends_of(store: Store, room: int) -> Examples:
+    """One example a row: the beginning and the end of a text that is longer than `room`."""
+    start, _, end = store.bounds()
+    _single(store, "ends")
+    head, tail = ends(end - start, room)
+    pieces_a, pieces_b = np.stack([start, start + head], 1), np.stack([end - tail, end], 1)
+    return Examples(np.arange(len(store)), pieces_a, pieces_b, int(np.count_nonzero(end - start > room)))
+
+
+def ends(length: Ints, room: int) -> tuple[Ints, Ints]:
+    """How many tokens of the beginning and of the end stay. A text that fits is all beginning."""
+    fits = length <= room
+    return np.where(fits, length, room - room // 2), np.where(fits, 0, room // 2)
+
+
+def stretches(length: int, room: int, long: Long) -> list[list[tuple[int, int]]]:
+    """The examples of one text, each as the stretches of it that are read one after the other."""
+    if long == "windows":
+        return [[window] for window in windows(length, room)]
+    if long == "cut" or length <= room:
+        return [[(0, min(length, room))]]
+    head, tail = (int(some) for some in ends(np.array(length), room))
+    return [[(0, head), (length - tail, length)]]
+
+
+def _single(store: Store, long: str) -> None:
+    if store.pairs:
+        raise UserError(f"data.long = {long!r} is for single texts; for pairs accepted: cut")
+
+
 def windows_of(store: Store, room: int) -> Examples:
     """As many examples of a row as it takes to read all of it, each of at most `room` tokens, half of them shared with
     the one before."""
-    start, middle, end = store.bounds()
-    if np.any(middle != end):
-        raise UserError("data.long = 'windows' is for single texts; for pairs accepted: cut")
+    start, _, end = store.bounds()
+    _single(store, "windows")
     pieces = [
         (row, a + first, a + last)
         for row, (a, z) in enumerate(zip(start.tolist(), end.tolist(), strict=True))
@@ -167,4 +198,4 @@ def _framed(store: Store, examples: Examples, number: int, frame: Frame, hide: H
     if hide is not None:
         hidden = hide(np.concatenate([a, b]), number)
         a, b = hidden[: len(a)], hidden[len(a) :]
-    return Framed.of(a, b if store.pairs else None, frame)
+    return Framed.of(a, b, frame) if store.pairs else Framed.of(np.concatenate([a, b]), None, frame)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from qkv.config import Recipe
 from qkv.data.batch import Batch, LabelBatch, WordBatch
-from qkv.data.examples import Examples, Hide, collate, cut_to, windows_of
+from qkv.data.examples import Examples, Hide, collate, cut_to, ends_of, windows_of
 from qkv.data.masking import Masking
 from qkv.data.passages import Strangers, passages_of
 from qkv.data.sampler import Sampler
@@ -150,7 +150,7 @@ def build_texts(recipe: Recipe, store: Store, tokenizer: Tokenizer, classes: int
     room = recipe.data.length - len(frame.before) - len(frame.between) - len(frame.after)
     if room < 1:
         raise UserError(f"data.length = {recipe.data.length}: leaves no room for text beside the special tokens")
-    examples = windows_of(store, room) if recipe.data.long == "windows" else cut_to(store, room)
+    examples = {"cut": cut_to, "ends": ends_of, "windows": windows_of}[recipe.data.long](store, room)
     mask = tokenizer.unknown if tokenizer.mask is None else tokenizer.id_of(tokenizer.mask)
     if recipe.train.hide_tokens and mask is None:
         raise UserError("train.hide_tokens needs a tokenizer with a mask token; this one has none; accepted: 0")

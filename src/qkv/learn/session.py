@@ -182,7 +182,7 @@ def _notes(prepared: Prepared, learner: Learner) -> list[str]:
         notes.append(f"{cut:,} of {cut + rows:,} pairs have a side of more than {longest} and are left out")
     elif cut:
         length, long = learner.recipe.data.length, learner.recipe.data.long
-        how = "are cut to" if long == "cut" else "are read in windows of"
+        how = {"cut": "are cut to", "ends": "keep their two ends,", "windows": "are read in windows of"}[long]
         notes.append(f"{cut:,} of {rows:,} training texts {how} {length} tokens (data.length, data.long)")
     if not len(prepared.validation):
         uncalibrated = ", uncalibrated" if learner.recipe.model.head == "classes" else ""

@@ -1,0 +1,77 @@
+"""The models that come with the package: whole, small, explained, and ready to be used and fine-tuned offline."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import re
+from pathlib import Path
+
+import pytest
+
+import qkv
+from qkv import bundled, recipes
+from qkv.config import Recipe
+from qkv.schema import read_toml
+
+LARGEST = {"bundled-encoder": 12_000_000}  # bytes of a whole folder
+
+
+@pytest.mark.parametrize("name", LARGEST)
+def test_a_bundled_model_is_small_and_explains_itself(name: str) -> None:
+    folder = bundled.path_of(name)
+    files = {path.name: path for path in folder.iterdir()}
+    assert sum(path.stat().st_size for path in files.values()) <= LARGEST[name]
+    assert {"config.json", "model.safetensors", "tokenizer.json", "recipe.toml", "curves.png", "README.md"} <= set(
+        files
+    )
+    card = files["README.md"].read_text(encoding="utf-8")
+    digest = hashlib.sha256(files["model.safetensors"].read_bytes()).hexdigest()
+    assert f"sha256 of model.safetensors: `{digest}`" in card
+    for words in ("Certificate", "Licence:", "steps of", "sha256 of the data as read", "cpu_features", "curves.png"):
+        assert words in card
+    recipe = Recipe.read(read_toml(files["recipe.toml"]))
+    assert recipe.model.vocabulary == qkv.load(name).config.vocabulary
+    assert not re.search(r"/(home|root|tmp|work)/", card + files["recipe.toml"].read_text())
+
+
+def test_all_bundled_models_are_known_here() -> None:
+    assert bundled.names() == sorted(LARGEST)
+
+
+def test_the_encoder_fills_in_words_and_judges_pairs() -> None:
+    encoder = qkv.load("bundled-encoder")
+    filled, pair = encoder.predict(["This is the worst [MASK] I have ever seen.", ("It was good.", "I liked it.")])
+    assert filled.alternatives is not None
+    assert {"movie", "film"} & {one["word"] for one in filled.alternatives}
+    assert pair.probabilities is not None
+    assert set(pair.probabilities) == {"next", "not next"}
+    assert encoder.embed(["a film", "a longer text about a film"]).shape == (2, encoder.config.width)
+
+
+def test_it_is_fine_tuned_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "rows.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["text", "label"])
+        for number in range(400):
+            bad = number % 2
+            rows.writerow([f"film {number} was {'awful, a waste of time' if bad else 'wonderful, a joy'}", bad])
+    monkeypatch.chdir(tmp_path)
+    settings = [
+        "data.corpus=rows.csv",
+        "data.group=none",
+        "train.steps=30",
+        "train.warmup=3",
+        "train.batch_tokens=1024",
+    ]
+    said: list[str] = []
+    model = qkv.train("reviews-finetune", "run", settings=settings, say=said.append)
+    assert model.predict(["what a wonderful joy"])[0].label == "0"
+    assert any("new, and still to be learnt: text.dense" in sentence for sentence in said)
+    assert "bundled-encoder, sha256 of its weights" in (tmp_path / "run" / "README.md").read_text()
+
+
+def test_the_recipe_of_the_demo_needs_nothing_but_the_package_and_the_reviews() -> None:
+    recipe = recipes.resolve("reviews-finetune")
+    assert recipe.init == "bundled-encoder"
+    assert recipe.data.corpus == "movie-reviews"
