@@ -266,6 +266,29 @@ def predict(  # noqa: PLR0913  (each is an option)
 
 
 @app.command()
+def lab(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[NAME ...] [RUN]", help="Labs, and a model of yours for those that can look at one."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", metavar="FILE", help="A page with all of it, .html.")
+    ] = None,
+    full: Annotated[bool, typer.Option("--full", help="More seeds, larger sizes; stopped, it goes on.")] = False,
+    ask: Annotated[bool, typer.Option("--ask", help="Say first what you expect.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a lab.")] = False,
+) -> None:
+    """The textbook's claims, measured on the real model: `qkv lab list`, `qkv lab NAME`, or all of them."""
+    from qkv.app import lab as room
+
+    if words == ["list"]:
+        room.list_labs(_console())
+        return
+    names, run = room.chosen(words or [])
+    room.show_labs(_console(), names, run, full=full, ask=ask, as_json=as_json, output=output)
+
+
+@app.command()
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a Hugging Face folder or a bundled model.")],
     output: Annotated[

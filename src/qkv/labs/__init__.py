@@ -1,0 +1,24 @@
+"""Every claim of the textbook as an experiment on the real model. One file a lab; this one finds them by name."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from qkv.schema import UserError, nearest
+
+if TYPE_CHECKING:
+    from qkv.labs.lab import Lab
+
+NAMES = (
+    "scale", "softmax", "residual", "depth", "xor", "order", "positions", "heads", "additive", "mask", "cost", "count",
+    "context", "norm",
+)  # fmt: skip
+
+
+def load(name: str) -> Lab:
+    """A lab by its name."""
+    if name not in NAMES:
+        raise UserError(f"lab {name!r}: {nearest(name, NAMES)}")
+    lab: Lab = import_module(f"qkv.labs.{name.replace('-', '_')}").LAB
+    return lab

@@ -1,0 +1,126 @@
+"""An arm of an experiment: a model trained for a moment by the same code that trains for real, and thrown away.
+
+Every arm is a recipe. What differs between two arms of a lab is what differs between their recipes, and nothing else:
+the same rows, in the same order, by the same loop.
+"""
+
+from __future__ import annotations
+
+import csv
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from qkv.config import Recipe
+from qkv.data.prepare import prepare
+from qkv.data.source import open_source
+from qkv.learn.evaluate import Evaluation
+from qkv.learn.material import Material
+from qkv.learn.setup import build_materials, check_recipe, finished_recipe, form_of, fresh_model
+from qkv.learn.train import new_learner, train
+from qkv.model.transformer import Decoder, Model
+from qkv.presets import expand
+from qkv.text.tokenizer import Tokenizer
+
+NEVER = 10**9
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What came out of a training, and how it came there."""
+
+    model: Model
+    recipe: Recipe
+    tokenizer: Tokenizer
+    validation: Material
+    losses: tuple[float, ...]  # of the training rows, at every report
+    evaluation: Evaluation  # of the validation rows, at the end
+
+    @property
+    def loss(self) -> float:
+        return self.evaluation.loss
+
+    @property
+    def accuracy(self) -> float:
+        return self.evaluation.figures["accuracy"]
+
+
+class Bench:
+    """A place for the rows of a lab and what is made of them, gone when the lab is done."""
+
+    def __init__(self, folder: Path, tick: Callable[[str], None]) -> None:
+        self.folder, self.tick = folder, tick
+
+    def table(self, name: str, rows: Iterable[Mapping[str, str]]) -> str:
+        """Rows as a CSV; its path, for data.corpus."""
+        path, rows = self.folder / f"{name}.csv", list(rows)
+        with path.open("w", encoding="utf-8", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        return str(path)
+
+    def text(self, name: str, documents: Iterable[str]) -> str:
+        """Documents as a table of one column."""
+        return self.table(name, ({"text": document} for document in documents))
+
+    def train(self, what: str, table: Mapping[str, Any]) -> Arm:
+        """Train what a recipe, as plain values, says. Nothing is written but the tokenised rows."""
+        recipe = expand(dict(table))
+        check_recipe(recipe)
+        source = open_source(recipe.data, task=recipe.task)
+        prepared = prepare(source, recipe.tokenizer, self.folder, form=form_of(recipe))
+        recipe = finished_recipe(recipe, source, prepared)
+        materials = build_materials(recipe, prepared)
+        learner = new_learner(fresh_model(recipe), recipe, *materials)
+        losses, evaluation = list[float](), None
+        for report in train(learner):
+            if report.line is not None:
+                losses.append(report.line["loss"])
+                self.tick(f"{what}: step {report.step} of {report.steps}")
+            evaluation = report.evaluation or evaluation
+        assert evaluation is not None, "the last step is evaluated"
+        return Arm(learner.model.eval(), recipe, prepared.tokenizer, materials[1], tuple(losses), evaluation)
+
+
+@contextmanager
+def bench(tick: Callable[[str], None]) -> Iterator[Bench]:
+    with tempfile.TemporaryDirectory(prefix="qkv-lab-") as folder:
+        yield Bench(Path(folder), tick)
+
+
+def settings(steps: int, *, tokens: int = 1024, rate: float = 2e-3, reports: int = 20) -> dict[str, Any]:
+    """The usual [train] of an arm: so many steps, judged once, at the end."""
+    return {
+        "steps": steps,
+        "batch_tokens": tokens,
+        "learning_rate": rate,
+        "warmup": max(1, steps // 10),
+        "schedule": "linear",
+        "dropout": 0.0,
+        "eval_every": NEVER,
+        "save_every": NEVER,
+        "report_every": max(1, steps // reports),
+        "keep": "last",
+    }
+
+
+@torch.no_grad()
+def loss_by_place(arm: Arm, documents: Sequence[str], length: int) -> list[float]:
+    """How surprised a decoder is by each word of windows of so many words, by its place in the window."""
+    assert isinstance(arm.model, Decoder), "it completes"
+    running = [token for ids in arm.tokenizer.ids(list(documents)) for token in ids]
+    windows = torch.tensor(running[: len(running) // length * length]).view(-1, length)
+    first = torch.tensor([list(arm.tokenizer.frame(pair=False).before)]).expand(len(windows), -1)
+    total = torch.zeros(length, dtype=torch.float64)
+    for some, begin in zip(windows.split(64), first.split(64), strict=True):
+        given = torch.cat([begin, some], 1)[:, :-1]
+        logits = arm.model.logits(arm.model(given)[:, -length:])
+        total += F.cross_entropy(logits.transpose(1, 2), some, reduction="none").double().sum(0)
+    return (total / len(windows)).tolist()

@@ -1,0 +1,202 @@
+"""What LayerNorm does for training, and why not BatchNorm: a text must not depend on its neighbours."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qkv.config import ModelConfig
+from qkv.labs import texts
+from qkv.labs.arms import bench, settings
+from qkv.labs.baselines import NormedGru
+from qkv.labs.lab import Claim, Lab, Measured, Rule, Setting
+from qkv.model.build import build_model
+from qkv.model.transformer import Encoder
+from qkv.pictures import COLOURS, DASHES, MARKS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Norm = Literal["layer", "batch", "none"]
+WORDS = 50
+LARGE, SMALL = 1024, 128  # tokens of a step
+LETTERS, LONGEST = 12, 16
+
+
+@torch.no_grad()
+def neighbours_matter(norm: Norm, seed: int) -> float:
+    """How much a text's vectors change, in training, with the texts beside it and their length, in units of their
+    size."""
+    config = ModelConfig(family="encoder", vocabulary=WORDS, width=32, heads=4, layers=2, norm=norm,
+                         positions="rotary", embedding_scale=True)  # fmt: skip
+    model = build_model(config, seed=seed)
+    assert isinstance(model, Encoder)
+    model.double().train()
+    dice = torch.Generator().manual_seed(seed)
+    tokens_BL = torch.randint(WORDS, (4, 24), generator=dice)
+    keep_BL = torch.ones(4, 24, dtype=torch.bool)
+    keep_BL[0, 10:] = False  # the first text is the shortest
+    beside, alone = model(tokens_BL, keep_BL)[0, :10], model(tokens_BL[:1, :10])[0]
+    return float((beside - alone).abs().max() / alone.abs().mean())
+
+
+def decoders(setting: Setting) -> dict[tuple[str, int], float]:
+    """Held-out loss of decoders with each norm, trained in large steps and in small ones, from the same words."""
+    losses = {}
+    words = 300_000 if setting.full else 100_000
+    with bench(setting.tick) as place:
+        corpus = place.text("help", texts.paragraphs())
+        for norm, tokens in (("layer", LARGE), ("none", LARGE), ("batch", LARGE), ("layer", SMALL), ("batch", SMALL)):
+            model: dict[str, Any] = {
+                "family": "decoder", "width": 64, "heads": 4, "layers": 4, "feedforward": 128, "positions": "rotary",
+                "norm": norm, "norm_place": "pre",
+            }  # fmt: skip
+            steps = words // tokens if tokens == LARGE else words // (2 * tokens)
+            arm = place.train(
+                f"norm {norm}, {tokens} tokens a step, seed {setting.seed}",
+                {
+                    "task": "complete",
+                    "seed": setting.seed,
+                    "data": {"corpus": corpus, "length": 64},
+                    "tokenizer": {"kind": "wordpiece", "vocab_size": 1000},
+                    "model": model,
+                    "train": settings(steps, tokens=tokens, rate=2e-3 if tokens == LARGE else 1e-3),
+                },
+            )
+            losses[norm, tokens] = arm.loss
+    return losses
+
+
+def ragged(rows: int, dice: random.Random) -> Iterator[tuple[list[int], float]]:
+    """Letters of very different number, and whether a (0) comes before b (1)."""
+    for _ in range(rows):
+        letters = [0, 1, *(dice.randrange(2, LETTERS) for _ in range(dice.randrange(LONGEST - 1)))]
+        dice.shuffle(letters)
+        yield letters, float(letters.index(0) < letters.index(1))
+
+
+def padded(rows: Sequence[tuple[list[int], float]]) -> tuple[Tensor, Tensor, Tensor]:
+    lengths_B = torch.tensor([len(letters) for letters, _ in rows])
+    tokens_BL = torch.zeros(len(rows), int(lengths_B.max()), dtype=torch.long)
+    for row, (letters, _) in enumerate(rows):
+        tokens_BL[row, : len(letters)] = torch.tensor(letters)
+    return tokens_BL, lengths_B, torch.tensor([label for _, label in rows])
+
+
+def gru_accuracy(norm: Norm, setting: Setting) -> float:
+    """Train a recurrent network on batches of four; its share of right answers on new letters."""
+    torch.manual_seed(setting.seed)
+    dice, model = random.Random(setting.seed), NormedGru(LETTERS, 32, norm)
+    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+    for step in range(1200 if setting.full else 400):
+        tokens_BL, lengths_B, labels_B = padded(list(ragged(4, dice)))
+        optimiser.zero_grad()
+        F.binary_cross_entropy_with_logits(model(tokens_BL, lengths_B), labels_B).backward()
+        optimiser.step()
+        if step % 50 == 0:
+            setting.tick(f"recurrent, norm {norm}, seed {setting.seed}: step {step}")
+    model.eval()
+    with torch.no_grad():
+        tokens_BL, lengths_B, labels_B = padded(list(ragged(1000, random.Random(setting.seed + 100))))
+        return float(((model(tokens_BL, lengths_B) > 0) == (labels_B > 0)).float().mean())
+
+
+def measure(setting: Setting) -> Measured:
+    losses = decoders(setting)
+    gaps = {tokens: losses["batch", tokens] - losses["layer", tokens] for tokens in (LARGE, SMALL)}
+    recurrent = {norm: gru_accuracy(norm, setting) for norm in ("layer", "batch")}
+    return Measured(
+        effects={
+            "speed": losses["none", LARGE] - losses["layer", LARGE],
+            "alone": neighbours_matter("layer", setting.seed),
+            "beside": neighbours_matter("batch", setting.seed),
+            "small": gaps[SMALL] - gaps[LARGE],
+            "recurrent": recurrent["layer"] - recurrent["batch"],
+        },
+        figures={
+            **{f"loss, {norm}, {tokens} tokens a step": loss for (norm, tokens), loss in losses.items()},
+            **{f"recurrent, right answers, {norm}": value for norm, value in recurrent.items()},
+        },
+        series={norm: [losses[norm, tokens] for tokens in (SMALL, LARGE)] for norm in ("layer", "batch")},
+    )
+
+
+def draw(figure: Figure, measured: Sequence[Measured]) -> None:
+    axes = figure.subplots()
+    for number, norm in enumerate(("layer", "batch")):
+        for seed, one in enumerate(measured):
+            axes.plot(
+                (SMALL, LARGE), one.series[norm], color=COLOURS[number], linestyle=DASHES[number],
+                marker=MARKS[number], label=f"{norm} norm" if seed == 0 else None,
+            )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xticks((SMALL, LARGE), [str(SMALL), str(LARGE)])
+    axes.set_xlabel("tokens of a training step (lines: seeds)")
+    axes.set_ylabel("loss on held-out text")
+    axes.legend(frameon=False)
+
+
+LAB = Lab(
+    name="norm",
+    question="Why LayerNorm, and why not BatchNorm?",
+    usual="LayerNorm speeds up training; BatchNorm depends on the batch.",
+    answer="LayerNorm speeds up training and looks at one token alone. BatchNorm makes a text depend on its neighbours "
+    "and on padding, and suffers where batches are small and lengths differ, in a recurrent network too.",
+    paragraphs=(
+        "A norm sets the size of the features right before they go on, so that no layer has to follow what the layers "
+        "below it happen to produce. LayerNorm does it for each token by its own features. BatchNorm does it for each "
+        "feature over all tokens of the batch: those of other texts, and padding.",
+        "So with BatchNorm a text gets other vectors when other texts stand beside it. Small batches give a poor guess "
+        "of mean and variance, and texts of different length fill up the rest with padding that counts too. At the end "
+        "the model is judged with means over the whole training, which fit no batch it has seen. The lab trains "
+        "decoders with each norm in large and in small steps, and small recurrent networks on ragged texts, two at a "
+        "time.",
+    ),
+    formula="LayerNorm: (x - mean over features) / deviation over features,   for each token alone",
+    claims=(
+        Claim(
+            "speed",
+            "LayerNorm speeds up training.",
+            "Ba et al. 2016",
+            "loss without a norm, less loss with LayerNorm, after the same steps (4 layers, nats a word)",
+            Rule(low=0.0),
+        ),
+        Claim(
+            "alone",
+            "LayerNorm does not depend on batch size or length.",
+            "Ba et al. 2016",
+            "change of a text's vectors with the texts beside it",
+            Rule(high=1e-6),
+        ),
+        Claim(
+            "beside",
+            "BatchNorm does.",
+            "Ba et al. 2016",
+            "the same change with BatchNorm, in training",
+            Rule(low=0.01),
+        ),
+        Claim(
+            "small",
+            "BatchNorm degrades with small batches.",
+            "Ioffe and Szegedy 2015; Wu and He 2018",
+            "how much further behind LayerNorm it is in small steps than in large ones (nats a word)",
+            Rule(low=0.0),
+        ),
+        Claim(
+            "recurrent",
+            "and with ragged lengths, in a GRU too.",
+            "Ba et al. 2016; Cooijmans et al. 2017",
+            "right answers with LayerNorm, less those with BatchNorm, batches of four",
+            Rule(low=0.0),
+        ),
+    ),
+    measure=measure,
+    draw=draw,
+    read=("model/layers.py", "labs/baselines.py"),
+    tries=("qkv train reviews-quick --set model.norm=batch -o runs/batch-norm", "qkv lab residual"),
+)
