@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 NAMES = (
     "scale", "softmax", "residual", "depth", "xor", "order", "positions", "heads", "additive", "mask", "cost", "count",
-    "context", "norm",
+    "context", "norm", "who-asks", "special",
 )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ from qkv.data.source import open_source
 from qkv.learn.evaluate import Evaluation
 from qkv.learn.material import Material
 from qkv.learn.setup import build_materials, check_recipe, finished_recipe, form_of, fresh_model
+from qkv.learn.start import copy_weights, read_start
 from qkv.learn.train import new_learner, train
 from qkv.model.transformer import Decoder, Model
 from qkv.presets import expand
@@ -74,11 +75,14 @@ class Bench:
         """Train what a recipe, as plain values, says. Nothing is written but the tokenised rows."""
         recipe = expand(dict(table))
         check_recipe(recipe)
-        source = open_source(recipe.data, task=recipe.task)
-        prepared = prepare(source, recipe.tokenizer, self.folder, form=form_of(recipe))
-        recipe = finished_recipe(recipe, source, prepared)
-        materials = build_materials(recipe, prepared)
-        learner = new_learner(fresh_model(recipe), recipe, *materials)
+        start, source = read_start(recipe), open_source(recipe.data, task=recipe.task)
+        tokenizer = recipe.tokenizer if start is None else start.tokenizer
+        prepared = prepare(source, tokenizer, self.folder, form=form_of(recipe))
+        recipe = finished_recipe(recipe, source, prepared, start)
+        materials, model = build_materials(recipe, prepared), fresh_model(recipe)
+        if start is not None:
+            copy_weights(start, model, recipe.model)
+        learner = new_learner(model, recipe, *materials)
         losses, evaluation = list[float](), None
         for report in train(learner):
             if report.line is not None:

@@ -136,9 +136,9 @@ def picture(result: Result, kind: str) -> bytes:
 
 
 def svg(result: Result) -> str:
-    """The picture to stand inside a page: without its prologue, and with names that no other picture has."""
+    """The picture to stand inside a page: no prologue, no metadata, and names that no other picture has."""
     text = picture(result, "svg").decode()
-    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     prefix = result.lab.name
     text = re.sub(r'\bid="', f'id="{prefix}-', text)
     text = re.sub(r'(xlink:href|href)="#', rf'\1="#{prefix}-', text)

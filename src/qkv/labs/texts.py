@@ -34,3 +34,31 @@ def documents() -> tuple[str, ...]:
     """The topics whole, as prose: some 70 texts of many paragraphs."""
     joined = (" ".join(dict.fromkeys(_of(topics.topics[name]))) for name in sorted(topics.topics))
     return tuple(text for text in joined if len(text) > LONGEST)
+
+
+PRAISE = (
+    "wonderful", "great", "brilliant", "excellent", "superb", "fantastic", "amazing", "beautiful", "delightful",
+    "charming", "perfect", "moving", "clever", "hilarious", "touching", "enjoyable", "terrific", "outstanding",
+    "impressive", "marvelous", "gorgeous", "refreshing", "captivating", "powerful", "memorable", "fascinating",
+    "remarkable", "lovely", "entertaining", "splendid",
+)  # fmt: skip
+BLAME = (
+    "awful", "terrible", "horrible", "boring", "dull", "stupid", "bad", "poor", "ridiculous", "lame", "pathetic",
+    "annoying", "disappointing", "painful", "tedious", "dreadful", "mediocre", "weak", "silly", "ugly", "bland",
+    "predictable", "pointless", "unwatchable", "clumsy", "forgettable", "embarrassing", "lousy", "disgusting",
+    "worthless",
+)  # fmt: skip
+FRAMES = (
+    "this film is {}", "what a {} movie", "the acting was {}", "i found the story {}", "a truly {} film",
+    "the plot is {}",
+    "the whole thing was {} from start to end", "it was a {} experience", "the director made a {} movie", "so {} !",
+)  # fmt: skip
+
+
+def opinions(words: slice) -> list[dict[str, str]]:
+    """Short opinions with some of the words, each in every frame: what is praised and what is blamed. Words that were
+    not learnt with a label can only be judged by one who has met them elsewhere."""
+    labelled = (("praise", PRAISE[words]), ("blame", BLAME[words]))
+    return [
+        {"text": frame.format(word), "label": label} for frame in FRAMES for label, some in labelled for word in some
+    ]

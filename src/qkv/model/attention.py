@@ -2,6 +2,8 @@
 
     attention(Q, K, V) = softmax(Q K^T / sqrt(K)) V            (Vaswani et al., 2017, equation 1)
 
+Measured: `qkv lab softmax`, `qkv lab scale`, `qkv lab heads`, `qkv lab additive`, `qkv lab who-asks`, `qkv lab cost`.
+
 One class for all of it. Self or cross: which tensor gives keys and values. Causal or padded: which
 `keep` mask. Fast or explaining: which `attend` function; `plain` is the specification, `fused` must equal it.
 

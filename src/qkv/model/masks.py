@@ -2,6 +2,8 @@
 
 B batch · L length of the queries · S length of the keys
 A mask on tokens is keep_BS, a mask on pairs is keep_BLS; attention sees the grid keep_B1LS (1 stands for the heads).
+
+Measured: `qkv lab mask`, `qkv lab order`.
 """
 
 from __future__ import annotations

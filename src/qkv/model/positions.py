@@ -7,6 +7,8 @@ Attention without positions treats its input as a set. A scheme enters at one of
 and leaves the other two as they are, so attention itself needs to know no scheme. The stack owns the scheme and
 computes its `frame` once a pass: what depends on positions only, shared by all layers.
 
+Measured: `qkv lab order`, `qkv lab positions`.
+
 B batch · L queries · S keys · D width · H heads · K head width · R distances told apart
 Positions are integer tensors (1 or B, L): left padding, packing and caches are only other numbers in them.
 """
