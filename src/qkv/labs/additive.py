@@ -89,7 +89,7 @@ def measure(setting: Setting) -> Measured:
                     "data": {"corpus": corpus, "length": 32},
                     "tokenizer": {"kind": "wordpiece", "vocab_size": 1000},
                     "model": model,
-                    "train": settings(300 if setting.full else 100, tokens=512),
+                    "train": settings(400 if setting.full else 150, tokens=512, rate=3e-3),
                 },
             )
             losses[name], curves[name] = arm.loss, arm.losses

@@ -7,6 +7,7 @@ the same rows, in the same order, by the same loop.
 from __future__ import annotations
 
 import csv
+import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,13 +17,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 
 from qkv.config import Recipe
-from qkv.data.prepare import prepare
+from qkv.data.prepare import Prepared, prepare
 from qkv.data.source import open_source
+from qkv.learn.card import root_files
 from qkv.learn.evaluate import Evaluation
-from qkv.learn.material import Material
 from qkv.learn.setup import build_materials, check_recipe, finished_recipe, form_of, fresh_model
+from qkv.learn.shipping import written_model
 from qkv.learn.start import copy_weights, read_start
 from qkv.learn.train import new_learner, train
 from qkv.model.transformer import Decoder, Model
@@ -38,10 +41,13 @@ class Arm:
 
     model: Model
     recipe: Recipe
-    tokenizer: Tokenizer
-    validation: Material
+    prepared: Prepared
     losses: tuple[float, ...]  # of the training rows, at every report
     evaluation: Evaluation  # of the validation rows, at the end
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.prepared.tokenizer
 
     @property
     def loss(self) -> float:
@@ -90,7 +96,17 @@ class Bench:
                 self.tick(f"{what}: step {report.step} of {report.steps}")
             evaluation = report.evaluation or evaluation
         assert evaluation is not None, "the last step is evaluated"
-        return Arm(learner.model.eval(), recipe, prepared.tokenizer, materials[1], tuple(losses), evaluation)
+        return Arm(learner.model.eval(), recipe, prepared, tuple(losses), evaluation)
+
+    def keep(self, name: str, arm: Arm) -> str:
+        """Write what an arm has learnt as a folder that another one can go on from; its path, for `init`."""
+        folder, written = self.folder / name, written_model(arm.model, arm.recipe, arm.prepared, 1.0)
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(written.config))
+        save_file(written.tensors, folder / "model.safetensors", {"format": "pt"})
+        for file, content in root_files(arm.prepared, arm.recipe).items():
+            (folder / file).write_bytes(content)
+        return str(folder)
 
 
 @contextmanager
