@@ -70,11 +70,18 @@ def show_labs(
             result = run_lab(lab, full=full, run=run, tick=tick, folder=cache_folder() / "labs" if full else None)
         results.append(result)
         if as_json:
-            print(json.dumps(result.as_dict()), flush=True)
+            print(json.dumps({**result.as_dict(), **_where()}), flush=True)
         else:
             _show(console, result, guesses)
     if output is not None:
         _write(output, results, full=full)
+
+
+def _where() -> dict[str, str]:
+    """When and on what it was measured."""
+    found = runtime.fingerprint()
+    machine = f"{found['threads']} threads, {found['machine']} {found['cpu_features']}, torch {found['torch']}"
+    return {"date": f"{datetime.now(UTC):%Y-%m-%d}", "machine": machine}
 
 
 def _write(output: Path, results: list[Result], *, full: bool) -> None:

@@ -168,6 +168,7 @@ def after(place: Bench, init: str, rows: list[dict[str, str]], setting: Setting)
         "seed": setting.seed,
         "init": init,
         "data": {"corpus": known, "validation": judged, "pair": pair, "length": 64},
+        "model": {"family": "decoder" if Path(init).name == "complete" else "encoder"},
         "train": settings(200 if setting.full else 60, tokens=2048, rate=1e-3),
     }
     return place.train(f"fine-tuning {Path(init).name}, seed {setting.seed}", table).accuracy

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 
+from qkv.labs import shipped
 from qkv.labs.lab import CORRECTED, FAILS, HOLDS, UNDECIDED, Finding, Result, Verdict, readable
 from qkv.pictures import STYLE
 
@@ -44,8 +45,8 @@ section { break-inside: avoid-page }
 """
 
 
-def page(results: Sequence[Result], title: str, about: str, shipped: dict[str, Result] | None = None) -> str:
-    """The whole page. `shipped` are results of larger runs, to stand beside these."""
+def page(results: Sequence[Result], title: str, about: str) -> str:
+    """The whole page. Results at full size that come with the package stand beside these."""
     counts = {verdict: sum(result.verdict == verdict for result in results) for verdict in SIGNS}
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     contents = "".join(
@@ -53,7 +54,7 @@ def page(results: Sequence[Result], title: str, about: str, shipped: dict[str, R
         f"<small>{SIGNS[one.verdict]} {escape(one.verdict)}</small></li>"
         for one in results
     )
-    sections = "".join(_section(one, (shipped or {}).get(one.lab.name)) for one in results)
+    sections = "".join(_section(one) for one in results)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{STYLES}</style></head>'
@@ -62,17 +63,12 @@ def page(results: Sequence[Result], title: str, about: str, shipped: dict[str, R
     )
 
 
-def _section(result: Result, shipped: Result | None) -> str:
+def _section(result: Result) -> str:
     lab = result.lab
     explained = "".join(f"<p>{_inline(paragraph)}</p>" for paragraph in lab.paragraphs)
     tries = "".join(f"<li><code>{escape(command)}</code></li>" for command in lab.tries)
     read = ", ".join(f"<code>src/qkv/{escape(file)}</code>" for file in lab.read)
-    beside = ""
-    if shipped is not None:
-        firsts = "; ".join(f"{finding.claim.name} {_effect(finding)}" for finding in shipped.findings)
-        beside = (
-            f'<p class="soft">At full size, {len(shipped.measured)} seeds: {escape(shipped.verdict)} ({firsts}).</p>'
-        )
+    beside = f'<p class="soft">{escape(shipped.sentence(lab.name))}</p>'
     return (
         f'<section id="{escape(lab.name)}"><h2>{escape(lab.question)}</h2>'
         f'<p class="usual">The usual answer: {_inline(lab.usual)}</p>'
