@@ -20,7 +20,7 @@ from qkv.model.transformer import Decoder, EncoderDecoder
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-WORDS, ROUNDS = 500, 5
+WORDS, ROUNDS = 500, 3
 
 
 def decoder(seed: int) -> Decoder:
@@ -106,7 +106,7 @@ def passes(seed: int, length: int) -> tuple[int, int]:
 
 
 def measure(setting: Setting) -> Measured:
-    model, length = decoder(setting.seed), 128 if setting.full else 64
+    model, length = decoder(setting.seed), 128 if setting.full else 48
     tokens_1L = some_words(length, setting.seed)
     most, shown_LL = hidden_weight(model, tokens_1L[:, :12])
     with torch.no_grad():
@@ -115,7 +115,7 @@ def measure(setting: Setting) -> Measured:
     return Measured(
         effects={
             "zero": most,
-            "future": look_ahead(model, tokens_1L[:, :24]),
+            "future": look_ahead(model, tokens_1L[:, :16]),
             "at-once": float((together - apart).abs().max()),
             "faster": times_faster(model, tokens_1L),
             "sequential": read,
