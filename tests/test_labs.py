@@ -107,8 +107,8 @@ def test_a_full_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
     lab = replace(made_lab([claim(Rule(low=0.0))], {}), measure=measure, seeds=3, full_seeds=4)
     with pytest.raises(KeyboardInterrupt):
-        run_lab(lab, full=True, folder=tmp_path)
-    result = run_lab(lab, full=True, folder=tmp_path)
+        run_lab(lab, full=True, folder=tmp_path / "labs")
+    result = run_lab(lab, full=True, folder=tmp_path / "labs")
     assert asked == [1, 2, 3, 3, 4]
     assert result.findings[0].values == (1.0, 2.0, 3.0, 4.0)
     assert result.measured[0].series == {"curve": [1.0, 2.0]}

@@ -19,8 +19,8 @@ from qkv import labs, runtime
 from qkv.bundled import names as bundled_names
 from qkv.bundled import path_of
 from qkv.disk import replace_file
-from qkv.labs.lab import Lab, Result, readable, run_lab
-from qkv.labs.report import SIGNS, page, picture, said
+from qkv.labs.lab import Lab, Result, run_lab
+from qkv.labs.report import SIGNS, page, picture
 from qkv.schema import UserError, nearest
 from qkv.text.catalog import cache_folder
 
@@ -114,16 +114,14 @@ def _asked(console: Console, lab: Lab) -> list[bool]:
 def _show(console: Console, result: Result, guesses: list[bool] | None) -> None:
     lab = result.lab
     console.rule(f"[bold]{lab.name}[/bold]  {SIGNS[result.verdict]} {result.verdict}", align="left")
-    console.print(f"{escape(lab.question)}\n[bold]{escape(lab.answer)}[/bold]")
+    console.print(f"{escape(lab.question)}\n[bold]{escape(result.answer)}[/bold]")
     table = Table(box=None, padding=(0, 1), show_edge=False)
     for name in ("", "claim", "measured", "rule", *(("you said",) if guesses else ())):
         table.add_column(name, no_wrap=name in ("", "measured", "rule"))
     for number, finding in enumerate(result.findings):
-        low, high = finding.interval
-        spread = "" if low == high else f" ({readable(low)} to {readable(high)})"
         claim = finding.claim
         sentence = f"erratum: “{claim.sentence}” {claim.correction}" if claim.erratum else claim.sentence
-        row = [said(finding).split()[0], escape(sentence), f"{readable(finding.effect)}{spread}", str(claim.rule)]
+        row = [SIGNS[finding.decision], escape(sentence), str(finding), str(claim.rule)]
         if guesses:
             true = (finding.decision == "holds") != claim.erratum
             row.append("right" if guesses[number] == true else "wrong")

@@ -155,6 +155,11 @@ class Finding:
         half = STUDENT[min(count - 1, len(STUDENT) - 1)] * stdev(self.values) / math.sqrt(count)
         return self.effect - half, self.effect + half
 
+    def __str__(self) -> str:
+        """The effect with its interval."""
+        low, high = self.interval
+        return readable(self.effect) + ("" if low == high else f" ({readable(low)} to {readable(high)})")
+
     @property
     def decision(self) -> Verdict:
         """Of the rule: about the sentence or, where that is an erratum, about the correction."""
@@ -185,6 +190,12 @@ class Result:
         if UNDECIDED in decisions:
             return UNDECIDED
         return CORRECTED if any(claim.erratum for claim in self.lab.claims) else HOLDS
+
+    @property
+    def answer(self) -> str:
+        """The lab's answer; where its claims were not all decided that way, said so first."""
+        said = {FAILS: "Measured otherwise here. Expected: ", UNDECIDED: "Not all of it was decided here. Expected: "}
+        return said.get(self.verdict, "") + self.lab.answer
 
     @property
     def figures(self) -> dict[str, float]:
@@ -241,6 +252,7 @@ def _once(lab: Lab, setting: Setting, folder: Path | None) -> Measured:
         return Measured(**json.loads(file.read_bytes()))
     except (OSError, ValueError, TypeError):
         measured = lab.measure(setting)
+    folder.mkdir(parents=True, exist_ok=True)
     replace_file(file, json.dumps(asdict(measured)).encode())
     return measured
 

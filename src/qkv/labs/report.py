@@ -11,7 +11,6 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from qkv.labs import shipped
 from qkv.labs.lab import CORRECTED, FAILS, HOLDS, UNDECIDED, Finding, Result, Verdict, readable
 from qkv.pictures import STYLE
 
@@ -46,7 +45,7 @@ section { break-inside: avoid-page }
 
 
 def page(results: Sequence[Result], title: str, about: str) -> str:
-    """The whole page. Results at full size that come with the package stand beside these."""
+    """The whole page."""
     counts = {verdict: sum(result.verdict == verdict for result in results) for verdict in SIGNS}
     summary = ", ".join(f"{count} {verdict}" for verdict, count in counts.items() if count)
     contents = "".join(
@@ -68,13 +67,12 @@ def _section(result: Result) -> str:
     explained = "".join(f"<p>{_inline(paragraph)}</p>" for paragraph in lab.paragraphs)
     tries = "".join(f"<li><code>{escape(command)}</code></li>" for command in lab.tries)
     read = ", ".join(f"<code>src/qkv/{escape(file)}</code>" for file in lab.read)
-    beside = f'<p class="soft">{escape(shipped.sentence(lab.name))}</p>'
     return (
         f'<section id="{escape(lab.name)}"><h2>{escape(lab.question)}</h2>'
         f'<p class="usual">The usual answer: {_inline(lab.usual)}</p>'
-        f'<p><span class="verdict">{SIGNS[result.verdict]} {escape(result.verdict)}</span> {_inline(lab.answer)}</p>'
+        f'<p><span class="verdict">{SIGNS[result.verdict]} {escape(result.verdict)}</span> {_inline(result.answer)}</p>'
         f'{explained}<p class="formula">{escape(lab.formula)}</p><div class="picture">{svg(result)}</div>'
-        f"{_numbers(result)}{beside}<p>Try: </p><ul>{tries}</ul><p>Read: {read}; this lab is "
+        f"{_numbers(result)}<p>Try: </p><ul>{tries}</ul><p>Read: {read}; this lab is "
         f"<code>src/qkv/labs/{escape(lab.name.replace('-', '_'))}.py</code>.</p></section>"
     )
 
@@ -97,7 +95,7 @@ def _row(finding: Finding) -> str:
         sentence = f"<em>Erratum:</em> “{sentence}” <strong>{_inline(claim.correction)}</strong>"
     return (
         f"<tr><td>{sentence} <small>{escape(claim.source)}</small></td>"
-        f"<td>{escape(claim.effect)}: <span class='number'>{_effect(finding)}</span></td>"
+        f"<td>{escape(claim.effect)}: <span class='number'>{finding}</span></td>"
         f"<td>{escape(str(claim.rule))}</td><td>{said(finding)}</td></tr>"
     )
 
@@ -109,13 +107,6 @@ def said(finding: Finding) -> str:
         return f"{sign} {finding.decision}"
     words = {HOLDS: "corrected", FAILS: "the sentence holds after all", UNDECIDED: UNDECIDED}
     return f"{sign} {words[finding.decision]}"
-
-
-def _effect(finding: Finding) -> str:
-    low, high = finding.interval
-    if low == high:
-        return readable(finding.effect)
-    return f"{readable(finding.effect)} ({readable(low)} to {readable(high)})"
 
 
 def picture(result: Result, kind: str) -> bytes:
