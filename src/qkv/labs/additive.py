@@ -12,7 +12,7 @@ from torch import Tensor
 
 from qkv.labs import texts
 from qkv.labs.arms import bench, settings
-from qkv.labs.lab import Claim, Lab, Measured, Rule, Setting
+from qkv.labs.lab import Claim, Lab, Measured, Rule, Setting, mean_series
 from qkv.model.attention import SCORES, Additive, Attention, View, plain
 from qkv.pictures import COLOURS, DASHES, MARKS
 
@@ -108,8 +108,7 @@ def measure(setting: Setting) -> Measured:
 def draw(figure: Figure, measured: Sequence[Measured]) -> None:
     axes = figure.subplots()
     for number, name in enumerate(ARMS):
-        rows = [one.series[name] for one in measured]
-        means = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+        means = mean_series(measured, name)
         look: dict[str, Any] = {"color": COLOURS[number], "linestyle": DASHES[number], "marker": MARKS[number]}
         axes.plot([100 * (n + 1) / len(means) for n in range(len(means))], means, label=name, markevery=3, **look)
     axes.set_xlabel("training done, %")

@@ -99,6 +99,11 @@ class Measured:
     series: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
+def mean_series(measured: Sequence[Measured], name: str) -> list[float]:
+    """A curve: the mean over the seeds, place by place."""
+    return [mean(column) for column in zip(*(one.series[name] for one in measured), strict=True)]
+
+
 @dataclass(frozen=True)
 class Setting:
     """How a lab is to measure. `tick` is told, now and then, that it goes on, and what it does."""

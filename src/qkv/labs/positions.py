@@ -12,7 +12,7 @@ from torch import Tensor
 from qkv.config import ModelConfig
 from qkv.labs import texts
 from qkv.labs.arms import Arm, Bench, bench, loss_by_place, settings
-from qkv.labs.lab import Claim, Lab, Measured, Rule, Setting
+from qkv.labs.lab import Claim, Lab, Measured, Rule, Setting, mean_series
 from qkv.model.build import build_model
 from qkv.model.positions import Sinusoidal
 from qkv.model.transformer import Encoder
@@ -139,8 +139,7 @@ def draw(figure: Figure, measured: Sequence[Measured]) -> None:
     left.set_ylabel("feature (above sines, below cosines)")
     left.grid(visible=False)
     for number, name in enumerate(measured[0].series):
-        rows = [one.series[name] for one in measured]
-        means = [_mean(column) for column in zip(*rows, strict=True)]
+        means = mean_series(measured, name)
         smooth = [_mean(means[max(0, n - 4) : n + 5]) for n in range(len(means))]
         right.plot(range(len(smooth)), smooth, color=COLOURS[number], linestyle=DASHES[number], label=name)
     right.axvline(TRAINED, color="#777777", linewidth=0.8)

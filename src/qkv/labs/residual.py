@@ -14,7 +14,7 @@ from qkv.bundled import path_of
 from qkv.config import ModelConfig
 from qkv.labs import texts
 from qkv.labs.arms import bench, settings
-from qkv.labs.lab import Claim, Lab, Measured, Rule, Setting
+from qkv.labs.lab import Claim, Lab, Measured, Rule, Setting, mean_series
 from qkv.model.build import build_model
 from qkv.model.transformer import Decoder, Encoder
 from qkv.pictures import COLOURS, DASHES, MARKS
@@ -154,8 +154,7 @@ def draw(figure: Figure, measured: Sequence[Measured]) -> None:
     axes = figure.subplots()
     names = {"on": "fresh, with residuals", "off": "fresh, without", "trained": "a trained model"}
     for number, (key, name) in enumerate(names.items()):
-        rows = [one.series[key] for one in measured]
-        means = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
+        means = mean_series(measured, key)
         look: dict[str, Any] = {"color": COLOURS[number], "linestyle": DASHES[number], "marker": MARKS[number]}
         axes.plot(range(len(means)), means, label=name, **look)
     axes.axhline(1 / WORDS, color="#777777", linewidth=0.8)

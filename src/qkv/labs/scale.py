@@ -11,7 +11,7 @@ from torch import Tensor
 
 from qkv.labs import texts
 from qkv.labs.arms import Bench, bench, settings
-from qkv.labs.lab import Claim, Lab, Measured, Rule, Setting
+from qkv.labs.lab import Claim, Lab, Measured, Rule, Setting, mean_series
 from qkv.model import attention
 from qkv.model.dropout import Dropout
 from qkv.pictures import COLOURS, DASHES, MARKS
@@ -109,10 +109,8 @@ def draw(figure: Figure, measured: Sequence[Measured]) -> None:
     left, right = figure.subplots(1, 2)
     for number, scale in enumerate(SCALES):
         look: dict[str, Any] = {"color": COLOURS[number], "linestyle": DASHES[number], "marker": MARKS[number]}
-        rows = [one.series[f"entropy {scale}"] for one in measured]
-        left.plot(WIDTHS, [sum(column) / len(rows) for column in zip(*rows, strict=True)], label=NAMES[scale], **look)
-        curves = [one.series[f"losses {scale}"] for one in measured]
-        means = [sum(column) / len(curves) for column in zip(*curves, strict=True)]
+        left.plot(WIDTHS, mean_series(measured, f"entropy {scale}"), label=NAMES[scale], **look)
+        means = mean_series(measured, f"losses {scale}")
         right.plot([100 * (n + 1) / len(means) for n in range(len(means))], means, markevery=4, **look)
     left.set_xscale("log", base=2)
     left.set_xticks(WIDTHS, [str(width) for width in WIDTHS])
