@@ -3,12 +3,13 @@ CTranslate2, with the same weights.
 
     .venv/bin/python benchmarks/decoding_speed.py RUN --data multi30k-en-de-test2016 --beam 5 --batch 32 --rounds 5
 
-RUN is a translator whose parts are Marian's, so that all three can read it. Sentences are sorted by length and go in
-batches of --batch, the very same ones to all, as tokens; what comes back are tokens. All run in float32 on the same
-threads. Each searches with a beam of --beam in its own way: its own length penalty (qkv's and CTranslate2's divide by
-a power of the length too, each by its own), its own rule of when to stop, answers of at most 2 x source + 10 tokens.
-A word is a token of an answer, the end counted; what was searched and not answered counts as nothing. BLEU says whether
-the answers are worth the same.
+RUN is a translator whose parts are Marian's or Pegasus's, so that all three can read it. Sentences are sorted by length
+and go in batches of --batch, the very same ones to all, as tokens; what comes back are tokens. All run in float32 on
+the same threads. Each searches with a beam of --beam in its own way: its own length penalty (qkv's and CTranslate2's
+divide by a power of the length too, each by its own), its own rule of when to stop, answers of at most 2 x source + 10
+tokens. A word is a token of an answer, the end counted; what was searched and not answered counts as nothing. BLEU says
+whether the answers are worth the same. CTranslate2 works in a process of its own: in one, it and
+torch slow each other down.
 
 CTranslate2 4.8 is not among our dependencies: pip install ctranslate2==4.8.4.
 """
@@ -16,9 +17,11 @@ CTranslate2 4.8 is not among our dependencies: pip install ctranslate2==4.8.4.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +30,7 @@ import torch
 from interleave import interleaved, ratio
 from sacrebleu.metrics.bleu import BLEU
 from table import head, row, say
-from transformers import MarianMTModel
+from transformers import AutoModelForSeq2SeqLM
 
 from qkv import runtime
 from qkv.bundled import path_of
@@ -59,13 +62,13 @@ def ours(model: Predictor, beam: int) -> Translate:
         padded = Padded.of(list(range(len(batch))), [""] * len(batch), batch)
         steps = search(inner, padded, model.names, asked, limit(batch))
         found = ranked(steps, texts=len(batch), limit=limit(batch), alpha=asked.decode.length_penalty, best=1)
-        return [list(best[0].tokens) for best in found]
+        return [[token for token in best[0].tokens if token not in model.names.end] for best in found]
 
     return translate
 
 
 def generate(run: Path, model: Predictor, beam: int) -> Translate:
-    theirs = MarianMTModel.from_pretrained(run, attn_implementation="sdpa").eval()
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(run, attn_implementation="sdpa").eval()
     pad, special = model.tokenizer.pad, {model.tokenizer.pad, *model.names.end, model.names.start}
 
     @torch.no_grad()
@@ -82,11 +85,10 @@ def generate(run: Path, model: Predictor, beam: int) -> Translate:
 
 
 def ctranslate2(run: Path, model: Predictor, beam: int, folder: Path, threads: int) -> Translate:
-    import ctranslate2 as ct2
     from ctranslate2.converters.transformers import BartLoader
 
-    theirs: Any = MarianMTModel.from_pretrained(run)
-    theirs.config.normalize_before, theirs.config.normalize_embedding = False, False
+    theirs: Any = AutoModelForSeq2SeqLM.from_pretrained(run)
+    theirs.config.normalize_before, theirs.config.normalize_embedding = model.config.norm_place == "pre", False
     spec = BartLoader().get_model_spec(theirs)
     words = [str(number) for number in range(model.config.vocabulary)]  # ids are all that is exchanged
     names = {model.names.end[0]: "</s>", 1: "<unk>"}
@@ -98,18 +100,31 @@ def ctranslate2(run: Path, model: Predictor, beam: int, folder: Path, threads: i
     spec.config.add_source_eos = spec.config.add_source_bos = False
     spec.validate()
     spec.optimize(quantization="float32")
+    folder.mkdir()
     spec.save(str(folder))
-    translator = ct2.Translator(str(folder), device="cpu", compute_type="float32", intra_threads=threads)
     number_of = {word: number for number, word in enumerate(words)}
+    here, there = multiprocessing.Pipe()
+    context = multiprocessing.get_context("spawn")
+    context.Process(target=serve, args=(there, str(folder), beam, threads), daemon=True).start()
 
     def translate(batch: Batch) -> Answers:
-        sources = [[words[token] for token in one.ids] for one in batch]
-        found = translator.translate_batch(
-            sources, beam_size=beam, max_batch_size=0, max_decoding_length=limit(batch), return_scores=False
-        )
-        return [[number_of[word] for word in one.hypotheses[0]] for one in found]
+        here.send(([[words[token] for token in one.ids] for one in batch], limit(batch)))
+        return [[number_of[word] for word in one] for one in here.recv()]
 
     return translate
+
+
+def serve(asked: Connection, folder: str, beam: int, threads: int) -> None:
+    """CTranslate2 in a process of its own: in ours its threads and torch's get into each other's way."""
+    import ctranslate2 as ct2
+
+    translator = ct2.Translator(folder, device="cpu", compute_type="float32", intra_threads=threads)
+    while True:
+        sources, longest = asked.recv()
+        found = translator.translate_batch(
+            sources, beam_size=beam, max_batch_size=0, max_decoding_length=longest, return_scores=False
+        )
+        asked.send([one.hypotheses[0] for one in found])
 
 
 def in_batches(encoded: Batch, size: int) -> Iterator[list[int]]:

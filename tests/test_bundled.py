@@ -14,7 +14,7 @@ from qkv import bundled, recipes
 from qkv.config import Recipe
 from qkv.schema import read_toml
 
-LARGEST = {"bundled-encoder": 12_000_000}  # bytes of a whole folder
+LARGEST = {"bundled-encoder": 12_000_000, "bundled-en-fr": 4 * 2**20, "bundled-gpt": 4 * 2**20}  # bytes of a folder
 
 
 @pytest.mark.parametrize("name", LARGEST)
@@ -47,6 +47,28 @@ def test_the_encoder_fills_in_words_and_judges_pairs() -> None:
     assert pair.probabilities is not None
     assert set(pair.probabilities) == {"next", "not next"}
     assert encoder.embed(["a film", "a longer text about a film"]).shape == (2, encoder.config.width)
+
+
+@pytest.mark.parametrize("name", ["bundled-en-fr", "bundled-gpt"])
+def test_the_weights_of_the_writers_take_at_most_4_mb(name: str) -> None:
+    assert (bundled.path_of(name) / "model.safetensors").stat().st_size <= 4_000_000
+
+
+def test_the_translator_translates() -> None:
+    translator = qkv.load("bundled-en-fr")
+    assert [one.output for one in translator.predict(["I am hungry.", "Where is the station?"])] == [
+        "J'ai faim.",
+        "Où est la gare ?",
+    ]
+
+
+def test_the_gpt_goes_on_in_english_and_by_its_seed() -> None:
+    gpt = qkv.load("bundled-gpt")
+    first, again, other = (gpt.predict(["It was a"], seed=seed)[0].output for seed in (1, 1, 2))
+    assert first == again != other
+    assert first is not None
+    assert {"the", "of", "and"} & set(first.split())
+    assert "".join(gpt.stream("It was a", seed=1)) == first
 
 
 def test_it_is_fine_tuned_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from qkv import labs
+from qkv import decode, generation, labs
+from qkv.labs import arms
 from qkv.labs import lab as room
 from qkv.labs.lab import (
     CORRECTED,
@@ -33,7 +34,7 @@ from qkv.labs.lab import (
     run_lab,
 )
 from qkv.labs.report import page, said
-from qkv.model import attention, build, layers, positions, transformer
+from qkv.model import attention, build, heads, layers, positions, transformer
 from qkv.model.attention import How
 from qkv.schema import UserError
 
@@ -130,6 +131,22 @@ def test_a_lab_explains_itself(name: str) -> None:
     assert all((root / file).is_file() for file in lab.read)
     assert lab.tries
     assert lab.seeds in (1, 3)
+
+
+@pytest.mark.parametrize("name", labs.NAMES)
+def test_a_claim_stands_where_the_part_lives(name: str) -> None:
+    """So that who reads the code finds the experiment."""
+    lab, root = labs.load(name), Path(labs.__file__).parent.parent
+    code = " ".join(" ".join((root / file).read_text(encoding="utf-8").replace("#", " ").split()) for file in lab.read)
+    assert f"measured by `qkv lab {name}`" in code
+    assert any(claim.sentence.rstrip(".") in code for claim in lab.claims)
+
+
+def test_every_row_of_the_table_of_claims_has_a_lab() -> None:
+    assert set(labs.NAMES) == {
+        "scale", "softmax", "residual", "norm", "depth", "xor", "order", "positions", "long-range", "heads", "additive",
+        "who-asks", "mask", "cost", "count", "beam", "pretraining", "special", "context",
+    }  # fmt: skip
 
 
 def test_an_unknown_lab_is_named() -> None:
@@ -256,6 +273,11 @@ class Multiplied(attention.Additive):
         return (q * self.vector_HK[:, None]) @ k.transpose(-1, -2)
 
 
+def greedy_in_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = decode.beam
+    monkeypatch.setattr(generation, "beam", lambda *given, **how: search(*given, **{**how, "width": 1}))
+
+
 SWAPPED: dict[str, tuple[str, Patch]] = {
     "softmax": ("overflow", lambda m: m.setattr(attention, "weigh", naive)),
     "count": ("four", lambda m: m.setattr(attention, "Linear", Larger)),
@@ -272,6 +294,10 @@ SWAPPED: dict[str, tuple[str, Patch]] = {
     "additive": ("faster", lambda m: m.setitem(attention.SCORES, "additive", Multiplied)),
     "norm": ("beside", lambda m: m.setitem(layers.NORMS, "batch", layers.NORMS["layer"])),
     "who-asks": ("transformer", blind_to_the_source),
+    "long-range": ("plateau", lambda m: m.setitem(build.POSITIONS, "rotary", build.POSITIONS["learned"])),
+    "special": ("by-itself", lambda m: m.setitem(heads.POOLS, "mean", heads.POOLS["first"])),
+    "pretraining": ("beats", lambda m: m.setattr(arms, "copy_weights", lambda *given: None)),
+    "beam": ("likelier", greedy_in_truth),
 }  # fmt: skip
 
 
@@ -292,7 +318,7 @@ def test_with_another_mechanism_the_verdict_is_another(name: str, monkeypatch: p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in LONG if name in SWAPPED])
+@pytest.mark.parametrize("name", LONG)
 def test_with_another_mechanism_a_trained_verdict_is_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     swapped(name, monkeypatch)
 

@@ -66,6 +66,14 @@ def test_every_kind_has_the_same_special_tokens_and_no_more_ids_than_asked_for(k
     assert made.frame(pair=True) == Frame((2,), (3,), (3,), 1)
 
 
+@pytest.mark.parametrize("kind", ["wordpiece", "unigram"])
+def test_no_character_is_unknown_while_there_is_room(kind: str) -> None:
+    """Words of one letter leave nothing to learn but the letters, which may then take more than half."""
+    made = train_tokenizer([" ".join(string.ascii_lowercase)] * 3, kind=kind, vocab_size=64, lowercase=True)
+    assert made.size <= 64
+    assert all(made.unknown not in ids for ids in made.ids(list(string.ascii_lowercase)))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_same_texts_give_the_same_bytes_in_any_order(kind: str) -> None:
     assert trained(kind).to_json() == MADE[kind].to_json()

@@ -15,6 +15,7 @@ from lives import Ended, nursery, same_end
 
 import qkv
 from qkv.beams import trace_beams
+from qkv.export import export_hf
 
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
@@ -154,6 +155,17 @@ def test_transformers_translates_in_the_same_way(run: Path) -> None:
         made = theirs.generate(**given, max_new_tokens=12, num_beams=1, do_sample=False)
     ours = [one.output for one in qkv.load(run).predict(texts, beam=1, max_tokens=12)]
     assert tokenizer.batch_decode(made, skip_special_tokens=True) == ours == ["hund rot", "haus gross blau"]
+
+
+def test_what_was_exported_answers_as_the_run_does(run: Path, tmp_path: Path) -> None:
+    """Also by the beam, and up to the length, that its recipe has."""
+    export_hf(run, tmp_path / "left")
+    here, there = qkv.load(run), qkv.load(tmp_path / "left")
+    assert there.asked() == here.asked()
+    assert there.asked().decode.beam == 3
+    assert there.limit() == here.limit() == 16
+    texts = ["red dog", "big blue house", "small " * 40]
+    assert there.predict(texts) == here.predict(texts)
 
 
 def test_a_killed_training_goes_on_to_the_same_bits(place: Path, run: Path) -> None:

@@ -59,7 +59,7 @@ def trace_beams(predictor: Predictor, text: str, **wanted: Any) -> BeamTrace:
     source = batch.encoded[0].ids if isinstance(model, EncoderDecoder) else []
     looks = _alignments(model, batch, predictor.names.start or 0, grown) if isinstance(model, EncoderDecoder) else {}
     steps = tuple(_nodes(predictor, one, alpha, looks) for one in grown)
-    words = tuple(predictor.tokenizer.inner.id_to_token(token) or "" for token in source)
+    words = tuple(predictor.tokenizer.word(token) for token in source)
     return BeamTrace(text, words, steps, tuple((predictor.target.decode(one.tokens), one) for one in found))
 
 

@@ -139,6 +139,8 @@ def beam(
     """Beam search: of all continuations of the hypotheses held, each text keeps the `width` likeliest. One that ends is
     complete, and takes its place with it (Sutskever et al., 2014): a beam of 1 is greedy.
 
+    Greedy search takes A (0.7) and ends with 0.07. A beam of two finds B (0.3) with 0.27 (measured by `qkv lab beam`).
+
     Stops a text as soon as its `best` answers are certain. That is exact: log-probabilities only fall, and no penalty
     within `limit` exceeds that at one of both ends, so no hypothesis still held can come to more than its present
     log-probability divided by that. With `early` false nothing stops before the end; the answers are the same.
@@ -204,8 +206,8 @@ def _continued(
     """The likeliest continuations of each text, as many as it has room for: which row they continue, their token, and
     the log-probability of the whole. Rows of a text stand together. Impossible ones are none."""
     k = min(width, logits_NV.shape[1])
-    best = logits_NV.topk(k)
-    gains_NK = (best.values - logits_NV.logsumexp(-1, keepdim=True)).double().cpu()
+    best = logits_NV.log_softmax(-1).topk(k)
+    gains_NK = best.values.double().cpu()
     present_P, counts_P = texts_N.unique_consecutive(return_counts=True)
     first_P = counts_P.cumsum(0) - counts_P
     group_N = torch.repeat_interleave(torch.arange(len(present_P)), counts_P)

@@ -324,16 +324,15 @@ class Predictor:
 
 def load_predictor(path: Path) -> Predictor:
     """A model and its tokenizer from a run or a Hugging Face folder. Every file of a run is checked first."""
-    run, recipe = Run(path), None
+    run = Run(path)
     if run.begun:
         run.check()
-        recipe = run.recipe
         if not (path / WEIGHTS).exists():
             raise UserError(f"{path}: this run has no model yet; the first is written at its first evaluation")
     folder = open_folder(path)
     model, config = read_model(folder)
     tokenizer = Tokenizer.from_file(folder.tokenizer) if folder.tokenizer else None
-    reading = Reading()
+    reading, recipe = Reading(), run.recipe  # of a run, or beside a model that was exported from one
     if recipe is not None:
         data, temperature = recipe.data, run.facts().get("temperature", 1.0)
         if not isinstance(temperature, float) or not 0.01 <= temperature <= 100:

@@ -132,7 +132,10 @@ class Hide:
 
 @dataclass(frozen=True)
 class Framed:
-    """The tokens of one example with special ones around them, and where the second text begins (the end: nowhere)."""
+    """The tokens of one example with special ones around them, and where the second text begins (the end: nowhere).
+
+    [SEP] and segments separate a pair (measured by `qkv lab special`).
+    """
 
     tokens_L: Ints
     second: int

@@ -31,7 +31,7 @@ from qkv.text.vocabulary import train_tokenizer
 
 TARGET = "target_tokenizer.json"
 EXAMPLES = 1  # version of how stores become examples and batches: a run goes on only with the one it was begun with
-VERSION = 4  # of all that decides what a store holds beside its inputs
+VERSION = 5  # of all that decides what a store holds beside its inputs
 TRAINING_CHARACTERS = 100_000_000  # a tokenizer learns nothing more from more text
 
 

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from qkv.labs.lab import Lab
 
 NAMES = (
-    "scale", "softmax", "residual", "depth", "xor", "order", "positions", "heads", "additive", "mask", "cost", "count",
-    "context", "norm", "who-asks", "special",
+    "scale", "softmax", "residual", "norm", "depth", "xor", "order", "positions", "long-range", "heads", "additive",
+    "who-asks", "mask", "cost", "count", "beam", "pretraining", "special", "context",
 )  # fmt: skip
 
 

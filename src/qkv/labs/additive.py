@@ -77,21 +77,12 @@ def measure(setting: Setting) -> Measured:
     with bench(setting.tick) as place:
         corpus = place.text("help", texts.paragraphs())
         for name, (score, scale) in ARMS.items():
-            model: dict[str, Any] = {
-                "family": "decoder", "width": WIDE_HEAD, "heads": 1, "layers": 2, "feedforward": 256,
-                "positions": "sinusoidal", "embedding_scale": True, "norm_place": "pre", "score": score, "scale": scale,
+            parts: dict[str, Any] = {
+                "width": WIDE_HEAD, "heads": 1, "feedforward": 256, "positions": "sinusoidal", "score": score,
+                "scale": scale,
             }  # fmt: skip
-            arm = place.train(
-                f"{name}, seed {setting.seed}",
-                {
-                    "task": "complete",
-                    "seed": setting.seed,
-                    "data": {"corpus": corpus, "length": 32},
-                    "tokenizer": {"kind": "wordpiece", "vocab_size": 1000},
-                    "model": model,
-                    "train": settings(400 if setting.full else 150, tokens=512, rate=3e-3),
-                },
-            )
+            train = settings(400 if setting.full else 150, tokens=512, rate=3e-3)
+            arm = place.decoder(name, corpus, setting, train, length=32, **parts)
             losses[name], curves[name] = arm.loss, arm.losses
     return Measured(
         effects={

@@ -22,6 +22,7 @@ from safetensors.torch import save_file
 from qkv.config import Recipe
 from qkv.data.prepare import Prepared, prepare
 from qkv.data.source import open_source
+from qkv.labs.lab import Setting
 from qkv.learn.card import root_files
 from qkv.learn.evaluate import Evaluation
 from qkv.learn.setup import build_materials, check_recipe, finished_recipe, form_of, fresh_model
@@ -97,6 +98,27 @@ class Bench:
             evaluation = report.evaluation or evaluation
         assert evaluation is not None, "the last step is evaluated"
         return Arm(learner.model.eval(), recipe, prepared, tuple(losses), evaluation)
+
+    def decoder(
+        self, what: str, corpus: str, setting: Setting, train: Mapping[str, Any], *, length: int = 64, **parts: Any
+    ) -> Arm:
+        """Train the small decoder that labs share on running text: the same but for the parts that are named."""
+        model: dict[str, Any] = {
+            "family": "decoder", "width": 64, "heads": 4, "layers": 2, "feedforward": 128, "positions": "rotary",
+            "norm_place": "pre", **parts,
+        }  # fmt: skip
+        model["embedding_scale"] = model["positions"] == "sinusoidal"
+        return self.train(
+            f"{what}, seed {setting.seed}",
+            {
+                "task": "complete",
+                "seed": setting.seed,
+                "data": {"corpus": corpus, "length": length},
+                "tokenizer": {"kind": "wordpiece", "vocab_size": 1000},
+                "model": model,
+                "train": train,
+            },
+        )
 
     def keep(self, name: str, arm: Arm) -> str:
         """Write what an arm has learnt as a folder that another one can go on from; its path, for `init`."""

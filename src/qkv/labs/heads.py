@@ -6,7 +6,7 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -122,22 +122,8 @@ def measure(setting: Setting) -> Measured:
     with bench(setting.tick) as place:
         corpus = place.text("help", texts.paragraphs())
         for heads in HEADS:
-            model: dict[str, Any] = {
-                "family": "decoder", "width": 64, "heads": heads, "layers": 2, "feedforward": 128,
-                "positions": "rotary", "norm_place": "pre",
-            }  # fmt: skip
-            arm = place.train(
-                f"{heads} heads, seed {setting.seed}",
-                {
-                    "task": "complete",
-                    "seed": setting.seed,
-                    "data": {"corpus": corpus, "length": 64},
-                    "tokenizer": {"kind": "wordpiece", "vocab_size": 1000},
-                    "model": model,
-                    "train": settings(1000 if setting.full else 250, rate=3e-3),
-                },
-            )
-            losses[heads] = arm.loss
+            train = settings(1000 if setting.full else 250, rate=3e-3)
+            losses[heads] = place.decoder(f"{heads} heads", corpus, setting, train, heads=heads).loss
     share = sum(kind is not None for kind in kinds) / len(kinds)
     by_chance = sum(kind is not None for kind in fresh_kinds) / len(fresh_kinds)
     return Measured(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -52,23 +52,10 @@ def decoders(setting: Setting) -> dict[tuple[str, int], float]:
     with bench(setting.tick) as place:
         corpus = place.text("help", texts.paragraphs())
         for norm, tokens in (("layer", LARGE), ("none", LARGE), ("batch", LARGE), ("layer", SMALL), ("batch", SMALL)):
-            model: dict[str, Any] = {
-                "family": "decoder", "width": 64, "heads": 4, "layers": 6, "feedforward": 128, "positions": "rotary",
-                "norm": norm, "norm_place": "pre",
-            }  # fmt: skip
             steps = words // tokens if tokens == LARGE else words // (2 * tokens)
-            arm = place.train(
-                f"norm {norm}, {tokens} tokens a step, seed {setting.seed}",
-                {
-                    "task": "complete",
-                    "seed": setting.seed,
-                    "data": {"corpus": corpus, "length": 64},
-                    "tokenizer": {"kind": "wordpiece", "vocab_size": 1000},
-                    "model": model,
-                    "train": settings(steps, tokens=tokens, rate=4e-3 if tokens == LARGE else 1.5e-3),
-                },
-            )
-            losses[norm, tokens] = arm.loss
+            train = settings(steps, tokens=tokens, rate=4e-3 if tokens == LARGE else 1.5e-3)
+            what = f"norm {norm}, {tokens} tokens a step"
+            losses[norm, tokens] = place.decoder(what, corpus, setting, train, layers=6, norm=norm).loss
     return losses
 
 

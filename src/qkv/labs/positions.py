@@ -76,23 +76,9 @@ def moved(positions: str, seed: int) -> float:
 
 
 def trained(place: Bench, corpus: str, positions: str, setting: Setting) -> Arm:
-    model: dict[str, Any] = {
-        "family": "decoder", "width": 64, "heads": 4, "layers": 2, "feedforward": 128, "positions": positions,
-        "norm_place": "pre", "context": LONG + 1,
-    }  # fmt: skip
-    if positions == "sinusoidal":
-        model["embedding_scale"] = True
-    return place.train(
-        f"positions {positions}, seed {setting.seed}",
-        {
-            "task": "complete",
-            "seed": setting.seed,
-            "data": {"corpus": corpus, "length": TRAINED + 1},
-            "tokenizer": {"kind": "wordpiece", "vocab_size": 1000},
-            "model": model,
-            "train": settings(800 if setting.full else 250, rate=3e-3),
-        },
-    )
+    train = settings(800 if setting.full else 250, rate=3e-3)
+    parts: dict[str, Any] = {"positions": positions, "context": LONG + 1}
+    return place.decoder(f"positions {positions}", corpus, setting, train, length=TRAINED + 1, **parts)
 
 
 def measure(setting: Setting) -> Measured:

@@ -118,20 +118,8 @@ def measure(setting: Setting) -> Measured:
     with bench(setting.tick) as place:
         corpus = place.text("help", texts.paragraphs())
         for on in (True, False):
-            model = {"family": "decoder", "width": WIDTH, "heads": 4, "layers": 6, "feedforward": 128,
-                     "positions": "rotary", "norm_place": "pre", "residual": on}  # fmt: skip
-            arm = place.train(
-                f"residual {'on' if on else 'off'}, seed {seed}",
-                {
-                    "task": "complete",
-                    "seed": seed,
-                    "data": {"corpus": corpus, "length": 64},
-                    "tokenizer": {"kind": "wordpiece", "vocab_size": 1000},
-                    "model": model,
-                    "train": settings(400 if setting.full else 120),
-                },
-            )
-            losses[on] = arm.loss
+            what, train = f"residual {'on' if on else 'off'}", settings(400 if setting.full else 120)
+            losses[on] = place.decoder(what, corpus, setting, train, width=WIDTH, layers=6, residual=on).loss
     return Measured(
         effects={
             "vanish": gradients["no norm, off"] ** (1 / (DEEP - 1)),

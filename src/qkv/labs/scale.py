@@ -55,21 +55,8 @@ def attending(width: int, scale: str, dice: torch.Generator) -> tuple[float, flo
 
 def final_loss(place: Bench, corpus: str, scale: str, setting: Setting) -> tuple[float, list[float]]:
     """Train a decoder whose one head is wide on real text: its loss on held-out text, and on the way."""
-    model: dict[str, Any] = {
-        "family": "decoder", "width": 128, "heads": 1, "layers": 2, "feedforward": 256, "positions": "rotary",
-        "norm_place": "pre", "scale": scale,
-    }  # fmt: skip
-    arm = place.train(
-        f"scale {scale}, seed {setting.seed}",
-        {
-            "task": "complete",
-            "seed": setting.seed,
-            "data": {"corpus": corpus, "length": 64},
-            "tokenizer": {"kind": "wordpiece", "vocab_size": 1000},
-            "model": model,
-            "train": settings(400 if setting.full else 120, rate=2e-3),
-        },
-    )
+    train = settings(400 if setting.full else 120, rate=2e-3)
+    arm = place.decoder(f"scale {scale}", corpus, setting, train, width=128, heads=1, feedforward=256, scale=scale)
     return arm.loss, list(arm.losses)
 
 

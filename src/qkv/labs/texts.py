@@ -6,6 +6,7 @@ nothing has to be downloaded, and nothing is copied. Which words it has depends 
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator
 from functools import cache
@@ -62,3 +63,32 @@ def opinions(words: slice) -> list[dict[str, str]]:
     return [
         {"text": frame.format(word), "label": label} for frame in FRAMES for label, some in labelled for word in some
     ]
+
+
+TOPICS = {
+    "sea": ("ship", "wave", "sailor", "harbor", "storm", "fish", "anchor", "island", "tide", "captain"),
+    "kitchen": ("bread", "oven", "butter", "knife", "soup", "salt", "plate", "cook", "flour", "pan"),
+    "school": ("teacher", "pupil", "lesson", "desk", "chalk", "exam", "class", "book", "homework", "bell"),
+    "farm": ("cow", "barn", "wheat", "tractor", "pig", "field", "farmer", "horse", "hay", "fence"),
+    "war": ("soldier", "battle", "general", "sword", "army", "enemy", "castle", "siege", "shield", "king"),
+    "space": ("rocket", "planet", "star", "moon", "orbit", "comet", "galaxy", "astronaut", "telescope", "crater"),
+    "hospital": ("doctor", "nurse", "patient", "fever", "pill", "surgeon", "bandage", "wound", "cure", "ward"),
+    "music": ("piano", "violin", "singer", "drum", "melody", "concert", "flute", "choir", "rhythm", "opera"),
+    "city": ("street", "taxi", "tower", "traffic", "market", "bridge", "subway", "crowd", "mayor", "office"),
+    "forest": ("tree", "wolf", "bear", "leaf", "moss", "owl", "deer", "path", "branch", "hunter"),
+    "money": ("bank", "coin", "loan", "debt", "price", "gold", "tax", "trade", "profit", "merchant"),
+    "winter": ("snow", "ice", "sled", "frost", "glove", "skate", "coat", "wind", "blizzard", "icicle"),
+}
+SCENES = ("the {} and the {} near the {} .", "a {} with a {} and a {} .", "there was a {} , a {} and one more {} .")
+
+
+def scene(dice: random.Random, topic: str, words: slice = slice(None)) -> str:
+    """A sentence about three things of one topic: who knows which words keep company knows the topic."""
+    return dice.choice(SCENES).format(*dice.sample(TOPICS[topic][words], 3))
+
+
+def stories(count: int, seed: int, sentences: int = 8) -> list[str]:
+    """Texts of so many scenes, each text about one topic."""
+    dice = random.Random(seed)
+    topics = (dice.choice(list(TOPICS)) for _ in range(count))
+    return [" ".join(scene(dice, topic) for _ in range(sentences)) for topic in topics]

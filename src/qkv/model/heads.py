@@ -1,8 +1,6 @@
 """What is read off the last layer: a word for each position, or one answer for a whole text.
 
 N positions of any shape · B batch · L length · D width · V vocabulary
-
-Measured: `qkv lab special`.
 """
 
 from __future__ import annotations

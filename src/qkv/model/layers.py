@@ -1,8 +1,6 @@
 """The block every Transformer is a stack of: attention, perhaps attention to a source, then a feed-forward part,
 each inside a residual connection with a norm.
 
-Measured: `qkv lab residual`, `qkv lab norm`, `qkv lab depth`, `qkv lab xor`.
-
 B batch · L length · D width · F feed-forward width
 """
 
@@ -38,6 +36,7 @@ class BatchNorm(nn.Module):
         return self.inner(tokens).view_as(x_BLD)
 
 
+# LayerNorm does not depend on batch size or length; BatchNorm does (measured by `qkv lab norm`).
 NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
     "layer": lambda width, eps, bias: nn.LayerNorm(width, eps, bias=bias),  # Ba et al., 2016
     "rms": lambda width, eps, bias: nn.RMSNorm(width, eps),  # Zhang and Sennrich, 2019
@@ -52,6 +51,7 @@ def swiglu(x: Tensor) -> Tensor:
     return F.silu(gate) * value
 
 
+# A stack of linear layers is one linear map (measured by `qkv lab depth`).
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -66,7 +66,10 @@ GATED = {"swiglu"}  # take twice the features they give
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with a non-linearity between, for each token alone (Vaswani et al., 2017, section 3.3)."""
+    """Two linear maps with a non-linearity between, for each token alone (Vaswani et al., 2017, section 3.3).
+
+    A perceptron cannot do exclusive or. A hidden layer with a non-linearity can (measured by `qkv lab xor`).
+    """
 
     def __init__(self, *, width: int, feedforward: int, activation: str, bias: bool) -> None:
         super().__init__()
@@ -80,6 +83,8 @@ class FeedForward(nn.Module):
 
 class Residual(nn.Module):
     """What surrounds every part of a block: norm, dropout, and the sum that keeps a path of gradient one.
+
+    Residuals keep token i's state about token i (measured by `qkv lab residual`).
 
     post   norm(x + part(x))   the 2017 paper, BERT
     pre    x + part(norm(x))   GPT-2, Llama (Xiong et al., 2020)

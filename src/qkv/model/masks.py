@@ -2,8 +2,6 @@
 
 B batch · L length of the queries · S length of the keys
 A mask on tokens is keep_BS, a mask on pairs is keep_BLS; attention sees the grid keep_B1LS (1 stands for the heads).
-
-Measured: `qkv lab mask`, `qkv lab order`.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ def check_shape(name: str, keep: Tensor | None, rows: int, queries: int, keys: i
 
 
 def causal(pos_q: Tensor, pos_k: Tensor) -> Tensor:
-    """No position sees a later one (B or 1, 1, L, S).
+    """No position sees a later one (B or 1, 1, L, S). No future word changes a past score (measured by `qkv lab mask`).
 
     It compares positions, not indices, so that it is also right where one new query meets many cached keys.
     """

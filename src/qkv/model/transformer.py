@@ -131,7 +131,10 @@ class Stack(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Every token sees every other (BERT; Devlin et al., 2019)."""
+    """Every token sees every other (BERT; Devlin et al., 2019).
+
+    Before the encoder a word has one vector. After it, one in each sentence (measured by `qkv lab context`).
+    """
 
     def __init__(self, embedding: Embedding, stack: Stack, words: WordHead | None, text: TextHead | None) -> None:
         super().__init__()

@@ -146,22 +146,28 @@ def _wordpiece(words: Mapping[str, int], vocab_size: int) -> Model:
     Learnt as BPE over words whose first letter is replaced by a stand-in: a piece with one can begin a word.
     """
     room = vocab_size - len(SPECIALS)
-    inside = {char for char in _characters_of(words) if not _stands_alone(char)}
-    kept: set[str] = set()
-    left = room // 2  # characters take half of the vocabulary at most; the rarest give way
-    for char in _characters_of(words):
-        left -= 2 if char in inside else 1
-        if left < 0:
-            break
-        kept.add(char)
+    forms = {char: (char,) if _stands_alone(char) else (char, f"##{char}") for char in _characters_of(words)}
+    kept = set(_fitting(forms, room // 2))  # characters take half of the vocabulary at most; the rarest give way
     first = {char: chr(STAND_INS + n) for n, char in enumerate(sorted(kept))}
     letter = {stand_in: char for char, stand_in in first.items()}
     known = _lessons(words, {*kept, START})
     learnt = _pieces({first[w[1]] + w[2:] if w[0] == START else w: n for w, n in known.items()}, room)
     named = [letter[piece[0]] + piece[1:] if piece[0] in letter else f"##{piece}" for piece in learnt]
-    alphabet = [*sorted(kept), *(f"##{char}" for char in sorted(kept & inside))]
-    vocabulary = _numbered([*alphabet, *named][:room])
-    return models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100)
+    alphabet = [*sorted(kept), *(f"##{char}" for char in sorted(kept) if len(forms[char]) == 2)]
+    pieces = [*alphabet, *named][:room]
+    rare = {char: form for char, form in forms.items() if char not in kept}
+    for char in _fitting(rare, room - len(pieces)):  # where pieces leave room, they come in after all
+        pieces += rare[char]
+    return models.WordPiece(_numbered(pieces), unk_token="[UNK]", max_input_chars_per_word=100)
+
+
+def _fitting(forms: Mapping[str, tuple[str, ...]], room: int) -> Iterator[str]:
+    """The first characters, all forms of which fit."""
+    for char, form in forms.items():
+        room -= len(form)
+        if room < 0:
+            return
+        yield char
 
 
 def _bpe(words: Mapping[str, int], vocab_size: int) -> Model:
@@ -183,7 +189,8 @@ def _unigram(words: Mapping[str, int], vocab_size: int) -> Model:
     are of the best cut of each word only, not of all cuts by weight: whole numbers, whose sum knows no order.
     """
     room = vocab_size - len(SPECIALS)
-    kept = set(_characters_of(words)[: room // 2])
+    characters = _characters_of(words)
+    kept = set(characters[: room // 2])
     known = _lessons(words, kept)
     seeds = [*_pieces(known, SEEDS * room, max_token_length=LONGEST_PIECE), *sorted(kept)]
     scores = {piece: -math.log(rank) for rank, piece in enumerate(seeds, 2)}
@@ -195,6 +202,8 @@ def _unigram(words: Mapping[str, int], vocab_size: int) -> Model:
         if len(scores) <= room:
             break
         scores = _shrunk(scores, counts, kept, max(room, int(SHRINK * len(scores))))
+    rare = characters[room // 2 :][: room - len(scores)]  # where pieces leave room, they come in after all
+    scores.update(dict.fromkeys(rare, round(math.log(0.5 / total), 6)))
     ranked = sorted(scores.items(), key=lambda one: (-one[1], one[0]))
     return models.Unigram([*((token, 0.0) for token in SPECIALS), *ranked], unk_id=SPECIALS.index("[UNK]"))
 
