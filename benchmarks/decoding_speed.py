@@ -8,8 +8,8 @@ and go in batches of --batch, the very same ones to all, as tokens; what comes b
 the same threads. Each searches with a beam of --beam in its own way: its own length penalty (qkv's and CTranslate2's
 divide by a power of the length too, each by its own), its own rule of when to stop, answers of at most 2 x source + 10
 tokens. A word is a token of an answer, the end counted; what was searched and not answered counts as nothing. BLEU says
-whether the answers are worth the same. CTranslate2 works in a process of its own: in one, it and
-torch slow each other down.
+whether the answers are worth the same. CTranslate2 works in a process of its own: in one, it
+and torch slow each other down.
 
 CTranslate2 4.8 is not among our dependencies: pip install ctranslate2==4.8.4.
 """
