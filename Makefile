@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 
-.PHONY: help setup demo test real faults check format bench quality clean
+.PHONY: help setup demo test real faults browser check format bench quality clean
 
 help:  ## What can be made
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## */\t/' | expand -t 10
@@ -14,13 +14,16 @@ demo: .venv/qkv.done  ## The main job, on this machine, now
 	@$(BIN)/qkv demo
 
 test: .venv/dev.done  ## The tests (under 6 minutes on 2 cores)
-	$(BIN)/pytest -n 2 -m "not real and not slow and not faults"
+	$(BIN)/pytest -n 2 -m "not real and not slow and not faults and not browser"
 
 real: .venv/dev.done  ## The proofs with real weights and data (package index, QKV_DATA), and the slow ones
 	$(BIN)/pytest -m "real or slow"
 
 faults: .venv/dev.done  ## Processes killed at every place, and runs that end alike (under 8 minutes on 2 cores)
 	$(BIN)/pytest -m faults
+
+browser: .venv/dev.done  ## Pages in a real browser (Debian's package chromium)
+	$(BIN)/pytest -m browser
 
 check: .venv/dev.done  ## Style, types and the law of imports
 	$(BIN)/ruff check src tests benchmarks

@@ -5,8 +5,12 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+import os
 import re
+import signal
 from collections.abc import Callable, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +18,14 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from torch import Tensor
 
-from qkv import decode, generation, labs
-from qkv.labs import arms
-from qkv.labs import lab as room
+from qkv import bundled, decode, generation, labs
+from qkv.labs import arms, shipped
+from qkv.labs import heads as heads_lab
+from qkv.labs import residual as residual_lab
+from qkv.labs import running as room
 from qkv.labs.lab import (
     CORRECTED,
     FAILS,
@@ -31,9 +38,9 @@ from qkv.labs.lab import (
     Result,
     Rule,
     Setting,
-    run_lab,
 )
-from qkv.labs.report import page, said
+from qkv.labs.report import page, picture, said
+from qkv.labs.running import News, run_lab, run_labs
 from qkv.model import attention, build, heads, layers, positions, transformer
 from qkv.model.attention import How
 from qkv.schema import UserError
@@ -110,9 +117,34 @@ def test_a_full_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_lab(lab, full=True, folder=tmp_path / "labs")
     result = run_lab(lab, full=True, folder=tmp_path / "labs")
-    assert asked == [1, 2, 3, 3, 4]
-    assert result.findings[0].values == (1.0, 2.0, 3.0, 4.0)
+    assert asked == [101, 102, 103, 103, 104]
+    assert result.findings[0].values == (101.0, 102.0, 103.0, 104.0)
     assert result.measured[0].series == {"curve": [1.0, 2.0]}
+
+
+def test_side_by_side_gives_what_one_after_the_other_does(tmp_path: Path) -> None:
+    news: list[News] = []
+    side_by_side = list(run_labs(["xor", "depth"], full=True, folder=tmp_path, tell=news.append))
+    assert [result.lab.name for result in side_by_side] == ["xor", "depth"]
+    for result in side_by_side:
+        alone = run_lab(result.lab, full=True)
+        assert [one.effects for one in result.measured] == [one.effects for one in alone.measured]
+    assert len(list(tmp_path.iterdir())) == sum(len(result.measured) for result in side_by_side)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [
+        (lambda: os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL), BrokenProcessPool),
+        (lambda: signal.raise_signal(signal.SIGINT), KeyboardInterrupt),
+    ],
+    ids=["a process is killed", "Ctrl-C"],
+)
+def test_no_process_stays_behind(end: Callable[[], None], error: type[BaseException]) -> None:
+    with pytest.raises(error):
+        list(run_labs(["order"], tell=lambda news: end()))
+    assert not multiprocessing.active_children()
 
 
 # --- the labs
@@ -146,6 +178,19 @@ def test_every_row_of_the_table_of_claims_has_a_lab() -> None:
     assert set(labs.NAMES) == {
         "scale", "softmax", "residual", "norm", "depth", "xor", "order", "positions", "long-range", "heads", "additive",
         "who-asks", "mask", "cost", "count", "beam", "pretraining", "special", "context",
+    }  # fmt: skip
+
+
+def test_labs_look_at_a_model_of_the_users() -> None:
+    """What they say of it is about it, and not about the bundled one that they look at otherwise."""
+    gpt, encoder = bundled.path_of("bundled-gpt"), bundled.path_of("bundled-encoder")
+    own, usual = (heads_lab.trained_and_fresh(Setting(1, run=run))[0] for run in (gpt, None))
+    assert own.weights != usual.weights
+    assert residual_lab.of_a_trained_model(gpt) != residual_lab.of_a_trained_model(None)
+    given, default = (labs.load("context").measure(Setting(1, run=run)) for run in (encoder, None))
+    assert given == default
+    assert {name for name in labs.NAMES if labs.load(name).looks_at} == {
+        "heads", "beam", "context", "special", "residual",
     }  # fmt: skip
 
 
@@ -192,6 +237,20 @@ def test_the_page_stands_alone(results: dict[str, Result]) -> None:
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))  # pictures share no names
     assert set(re.findall(r'href="#([^"]+)"', text)) <= set(ids)
+
+
+def test_powers_of_ten_are_drawn_as_such(results: dict[str, Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not as the formula that matplotlib makes of them."""
+    powers, save = list[Text](), Figure.savefig
+
+    def look(figure: Figure, *given: Any, **how: Any) -> None:
+        save(figure, *given, **how)
+        powers.extend(text for text in figure.findobj(Text) if "10^" in text.get_text())
+
+    monkeypatch.setattr(Figure, "savefig", look)
+    picture(results["softmax"], "svg")
+    assert powers
+    assert all(text.get_parse_math() for text in powers)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -321,6 +380,19 @@ def test_with_another_mechanism_the_verdict_is_another(name: str, monkeypatch: p
 @pytest.mark.parametrize("name", LONG)
 def test_with_another_mechanism_a_trained_verdict_is_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     swapped(name, monkeypatch)
+
+
+def test_results_come_with_the_package_and_are_of_these_claims() -> None:
+    found = shipped.results()
+    assert set(found) == set(labs.NAMES)
+    for name, one in found.items():
+        assert one["full"]
+        assert [claim["name"] for claim in one["claims"]] == [claim.name for claim in labs.load(name).claims]
+        assert [claim["rule"] for claim in one["claims"]] == [str(claim.rule) for claim in labs.load(name).claims]
+        assert re.fullmatch(r"20\d\d-\d\d-\d\d", one["date"])
+        assert shipped.sentence(name).startswith(f"measured at full size on {one['date']}, ")
+    written = Path(__file__).parent.parent / "docs" / "questions.md"
+    assert written.read_text(encoding="utf-8") == shipped.questions(), "python -m qkv.labs.shipped > docs/questions.md"
 
 
 def test_the_hash_of_the_code_changes_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:

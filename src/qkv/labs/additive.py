@@ -81,7 +81,7 @@ def measure(setting: Setting) -> Measured:
                 "width": WIDE_HEAD, "heads": 1, "feedforward": 256, "positions": "sinusoidal", "score": score,
                 "scale": scale,
             }  # fmt: skip
-            train = settings(400 if setting.full else 150, tokens=512, rate=3e-3)
+            train = settings(400 if setting.full else 200, tokens=512, rate=3e-3)
             arm = place.decoder(name, corpus, setting, train, length=32, **parts)
             losses[name], curves[name] = arm.loss, arm.losses
     return Measured(

@@ -66,7 +66,7 @@ def of_the_chain() -> tuple[float, float]:
 def sentences(setting: Setting) -> tuple[Predictor, list[tuple[str, str]]]:
     """The translator and what it is asked: sentences of ours, or a run's own test rows."""
     count = FULL_SENTENCES if setting.full else SENTENCES
-    if setting.run is None:
+    if setting.run is None or setting.run == path_of(BUNDLED):
         return load_predictor(path_of(BUNDLED)), phrases.pairs(count, setting.seed)
     predictor, recipe = load_predictor(setting.run), Run(setting.run).recipe
     if predictor.config.family != "encoder-decoder" or recipe is None:
@@ -188,5 +188,5 @@ LAB = Lab(
     draw=draw,
     read=("decode.py", "generation.py"),
     tries=("qkv predict bundled-en-fr 'Where is the station?' --show-beams", "qkv lab beam RUN"),
-    takes_run=True,
+    looks_at=("encoder-decoder",),
 )

@@ -52,13 +52,13 @@ def model_of(setting: Setting) -> tuple[Predictor, Encoder]:
 
 @torch.no_grad()
 def vectors(predictor: Predictor, model: Encoder, word: str, sentences: Sequence[str]) -> tuple[Tensor, Tensor]:
-    """The vector of the word in each sentence, before the encoder's layers and after them (N, D)."""
-    wanted = predictor.tokenizer.ids([word])[0]
+    """The vector of the word (of its first piece) in each sentence, before the encoder's layers and after them
+    (N, D)."""
     before, after = [], []
     for sentence in sentences:
-        ids = predictor.tokenizer.encode([sentence])[0].ids
-        place = next(n for n in range(len(ids)) if ids[n : n + len(wanted)] == wanted)
-        tokens_1L = torch.tensor([ids])
+        begin = f" {sentence}".index(f" {word} ")
+        place = next(n for n, (_, end) in enumerate(predictor.tokenizer.spans(sentence)) if end > begin)
+        tokens_1L = torch.tensor([predictor.tokenizer.encode([sentence])[0].ids])
         before.append(model.embedding(tokens_1L)[0, place])
         after.append(model(tokens_1L)[0, place])
     return torch.stack(before), torch.stack(after)
@@ -112,7 +112,7 @@ def draw(figure: Figure, measured: Sequence[Measured]) -> None:
     for shift, key, colour in ((-0.2, "before", PALE), (0.2, "after", BLUE)):
         places = [n + shift for n in range(len(words))]
         bars = axes.bar(places, measured[0].series[key], 0.38, color=colour, edgecolor=BLUE, label=f"{key} the layers")
-        axes.bar_label(bars, fmt="%.2f")
+        axes.bar_label(bars, fmt=lambda distance: f"{abs(distance):.2f}")  # no distance is -0.00
     axes.set_xticks(range(len(words)), words)
     axes.set_ylabel("distance of its vectors, six sentences")
     axes.legend(frameon=False)
@@ -178,5 +178,5 @@ LAB = Lab(
     read=("model/transformer.py", "data/masking.py"),
     tries=("qkv predict bundled-encoder 'i [MASK] this film very much .'", "qkv lab context RUN"),
     seeds=1,
-    takes_run=True,
+    looks_at=("encoder",),
 )

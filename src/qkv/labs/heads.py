@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 KINDS = ("previous", "next", "same word", "punctuation", "rare word")
 TEXTS, LENGTH = 60, 48
 TIMES, LEAST = 3.0, 0.15  # of a kind: so many times the weight it would have by chance, and so much weight at least
-HEADS = (1, 2, 4, 8)
+HEADS, WIDTH = (1, 4, 64), 128
 
 
 @dataclass(frozen=True)
@@ -122,8 +122,9 @@ def measure(setting: Setting) -> Measured:
     with bench(setting.tick) as place:
         corpus = place.text("help", texts.paragraphs())
         for heads in HEADS:
-            train = settings(1000 if setting.full else 250, rate=3e-3)
-            losses[heads] = place.decoder(f"{heads} heads", corpus, setting, train, heads=heads).loss
+            train = settings(500 if setting.full else 250, rate=3e-3)
+            parts = {"layers": 1, "width": WIDTH, "feedforward": 2 * WIDTH, "heads": heads}
+            losses[heads] = place.decoder(f"{heads} heads", corpus, setting, train, **parts).loss
     share = sum(kind is not None for kind in kinds) / len(kinds)
     by_chance = sum(kind is not None for kind in fresh_kinds) / len(fresh_kinds)
     return Measured(
@@ -134,6 +135,7 @@ def measure(setting: Setting) -> Measured:
             "weights": weights_with(12) / weights_with(1),
             "operations": operations_with(12) / operations_with(1),
             "quality": losses[1] - losses[4],
+            "narrow": losses[64] - losses[4],
         },
         figures={
             "heads of a kind, trained": share,
@@ -170,7 +172,7 @@ def draw(figure: Figure, measured: Sequence[Measured]) -> None:
     right.set_xscale("log", base=2)
     right.set_xticks(HEADS, [str(heads) for heads in HEADS])
     right.set_xlabel("heads (lines: seeds)")
-    right.set_ylabel("loss of a small decoder")
+    right.set_ylabel("loss of a decoder of one layer")
 
 
 LAB = Lab(
@@ -178,7 +180,7 @@ LAB = Lab(
     question="Why many heads, and what do they cost?",
     usual="Each head attends to something else; h heads cost h times as much.",
     answer="Heads of a trained model do look at different things, a fresh one's do not. They cost nothing more: each "
-    "is d_model / h wide, 768 / 12 = 64.",
+    "is d_model / h wide, 768 / 12 = 64. Several are better than one, until each is too narrow.",
     paragraphs=(
         "One head gives every word one mixture of the others. Several heads give several, each by its own part of the "
         "projections. The lab reads real sentences with a trained model and sums up where each head looks: at the word "
@@ -186,7 +188,8 @@ LAB = Lab(
         "there at least three times as much as by chance. A model with fresh weights is the control.",
         "Twelve heads of 64 have the same projections as one head of 768, cut into twelve, so neither weights nor "
         "operations grow. Whether more heads are better at equal cost is then a question of measuring: the lab trains "
-        "small decoders with 1, 2, 4 and 8 heads.",
+        "decoders of a single layer, 128 wide, in which no later layer can make up for what one head cannot see at "
+        "once, with one head of 128 features up to 64 heads of two.",
     ),
     formula="head width = d_model / h",
     claims=(
@@ -229,13 +232,22 @@ LAB = Lab(
             "quality",
             "Several heads are better than one.",
             "Vaswani et al. 2017, table 3 (A)",
-            "loss with one head, less loss with four (nats a word)",
+            "loss of one layer with one head, less loss with four (nats a word)",
             Rule(low=0.0),
+        ),
+        Claim(
+            "narrow",
+            "The more heads, the better.",
+            "often thought",
+            "loss of one layer with 64 heads of two features, less loss with four of 32 (nats a word)",
+            Rule(low=0.0),
+            correction="Each gets narrower, and heads of two features are worse than four of 32.",
         ),
     ),
     measure=measure,
     draw=draw,
     read=("model/attention.py",),
     tries=("qkv explain", "qkv lab heads RUN"),
-    takes_run=True,
+    full_seeds=10,
+    looks_at=("encoder", "decoder"),
 )

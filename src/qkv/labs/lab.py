@@ -6,18 +6,12 @@ and a rule says where that interval must lie. Nothing else decides.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cache
-from importlib.resources import files
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Literal
-
-from qkv.disk import replace_file
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,6 +21,7 @@ HOLDS: Verdict = "holds"
 CORRECTED: Verdict = "holds with a correction"
 FAILS: Verdict = "does not hold"
 UNDECIDED: Verdict = "undecided at this size"
+FIRST_SEED = 101  # sizes and rules were found with lower ones, so these have had no say in them
 # Student's t at 97.5%, by degrees of freedom: half the width of a 95% interval in standard errors.
 STUDENT = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
@@ -38,6 +33,11 @@ def readable(value: float) -> str:
     if value == round(value) and abs(value) < 1e15:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.4g}"
+
+
+def shown(effect: float, low: float, high: float) -> str:
+    """An effect with its interval, if that is wider than a point."""
+    return readable(effect) + ("" if low == high else f" ({readable(low)} to {readable(high)})")
 
 
 @dataclass(frozen=True)
@@ -104,6 +104,10 @@ def mean_series(measured: Sequence[Measured], name: str) -> list[float]:
     return [mean(column) for column in zip(*(one.series[name] for one in measured), strict=True)]
 
 
+def silently(what: str) -> None:
+    """Tell nobody."""
+
+
 @dataclass(frozen=True)
 class Setting:
     """How a lab is to measure. `tick` is told, now and then, that it goes on, and what it does."""
@@ -111,7 +115,7 @@ class Setting:
     seed: int = 0
     full: bool = False
     run: Path | None = None  # the user's own model, for labs that can look at one
-    tick: Callable[[str], None] = lambda what: None
+    tick: Callable[[str], None] = silently
 
 
 @dataclass(frozen=True)
@@ -131,11 +135,13 @@ class Lab:
     tries: tuple[str, ...]  # commands to go on with
     seeds: int = 3  # 1: nothing is left to chance
     full_seeds: int = 5
-    takes_run: bool = False
+    looks_at: tuple[str, ...] = ()  # families of a user's own model that it can look at
+    timed: bool = False  # it takes the time of something, so nothing else may run beside it
 
-    def settings(self, full: bool, run: Path | None, tick: Callable[[str], None]) -> Iterator[Setting]:
+    def settings(self, full: bool, run: Path | None) -> list[Setting]:
+        """One for each seed that is to be measured."""
         count = self.full_seeds if full and self.seeds > 1 else self.seeds
-        return (Setting(seed, full, run, tick) for seed in range(1, count + 1))
+        return [Setting(FIRST_SEED + number, full, run) for number in range(count)]
 
 
 @dataclass(frozen=True)
@@ -162,8 +168,7 @@ class Finding:
 
     def __str__(self) -> str:
         """The effect with its interval."""
-        low, high = self.interval
-        return readable(self.effect) + ("" if low == high else f" ({readable(low)} to {readable(high)})")
+        return shown(self.effect, *self.interval)
 
     @property
     def decision(self) -> Verdict:
@@ -234,37 +239,3 @@ class Result:
                 for finding in self.findings
             ],
         }
-
-
-def run_lab(
-    lab: Lab,
-    *,
-    full: bool = False,
-    run: Path | None = None,
-    tick: Callable[[str], None] = lambda what: None,
-    folder: Path | None = None,
-) -> Result:
-    """Measure with every seed, one after the other. With a `folder`, what was measured there before, by the same code,
-    is not measured again: a long run that was stopped goes on."""
-    return Result(lab, tuple(_once(lab, setting, folder) for setting in lab.settings(full, run, tick)), full)
-
-
-def _once(lab: Lab, setting: Setting, folder: Path | None) -> Measured:
-    if folder is None or setting.run is not None:
-        return lab.measure(setting)
-    file = folder / f"{lab.name}-{'full' if setting.full else 'quick'}-{setting.seed}-{code_hash()[:16]}.json"
-    try:
-        return Measured(**json.loads(file.read_bytes()))
-    except (OSError, ValueError, TypeError):
-        measured = lab.measure(setting)
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(file, json.dumps(asdict(measured)).encode())
-    return measured
-
-
-@cache
-def code_hash() -> str:
-    """A hash of all code of this package: what was measured by other code is not taken for what this would measure."""
-    root = Path(str(files("qkv")))
-    sources = sorted(root.rglob("*.py"))
-    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()

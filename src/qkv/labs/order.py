@@ -121,7 +121,7 @@ def draw(figure: Figure, measured: Sequence[Measured]) -> None:
         axes.bar(name, sum(values) / len(values), color=PALE, edgecolor=BLUE, width=0.6)
         axes.plot([number] * len(values), values, color=BLUE, marker="o", linestyle="")
     axes.axhline(0.5, color=RED, linestyle="--")
-    axes.text(-0.45, 0.515, "guessing", color=RED)
+    axes.text(0.5, 0.515, "guessing", color=RED, ha="center")
     axes.set_ylim(0, 1.05)
     axes.set_ylabel("does a come before b? share of right answers")
     axes.set_xlabel("family, positions (points: seeds)")

@@ -11,6 +11,7 @@ import re
 from collections.abc import Sequence
 from html import escape
 
+from qkv.labs import shipped
 from qkv.labs.lab import CORRECTED, FAILS, HOLDS, UNDECIDED, Finding, Result, Verdict, readable
 from qkv.pictures import STYLE
 
@@ -40,7 +41,8 @@ td.number { white-space: nowrap; font-variant-numeric: tabular-nums }
 small, .soft { color: var(--soft) } code { background: var(--tint); padding: .1rem .3rem; border-radius: .2rem }
 section { break-inside: avoid-page }
 @media (max-width: 40rem) { table, tbody, tr, td { display: block } thead { display: none }
-  tr { border-bottom: 2px solid var(--line); padding: .4rem 0 } td { border: 0; padding: .15rem 0 } }
+  tr { border-bottom: 2px solid var(--line); padding: .4rem 0 } td { border: 0; padding: .15rem 0 }
+  .picture { overflow-x: auto } .picture svg { min-width: 40rem } }
 """
 
 
@@ -85,6 +87,7 @@ def _numbers(result: Result) -> str:
     return (
         '<div class="table"><table><thead><tr><th>claim</th><th>measured</th><th>rule</th><th>decision</th></tr>'
         f"</thead><tbody>{rows}</tbody></table></div><p class='soft'>{escape(how)}. {escape(figures)}.</p>"
+        f"<p class='soft'>Beside it: {escape(shipped.sentence(result.lab.name))}</p>"
     )
 
 
@@ -114,7 +117,7 @@ def picture(result: Result, kind: str) -> bytes:
     import matplotlib.style
     from matplotlib.figure import Figure
 
-    with matplotlib.style.context(["default", STYLE]):
+    with matplotlib.style.context(["default", STYLE, {"text.parse_math": True}]):  # powers of ten on axes
         figure = Figure(figsize=(9.0, 4.2), layout="constrained")
         result.lab.draw(figure, result.measured)
         drawn = io.BytesIO()

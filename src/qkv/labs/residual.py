@@ -212,5 +212,5 @@ LAB = Lab(
     draw=draw,
     read=("model/layers.py",),
     tries=("qkv lab depth", "qkv lab norm", "qkv lab residual RUN"),
-    takes_run=True,
+    looks_at=("encoder", "decoder"),
 )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LETTERS = "bcdefghijklmnopqrst"
-KNOWN, NEW = slice(0, 15), slice(15, 30)  # words that are learnt with a label, and words to be judged
+ROWS = 400  # reviews to learn from, and as many to judge
 
 
 def model_of(setting: Setting) -> Predictor:
@@ -48,27 +48,27 @@ def read_by_a_line(vectors_ND: Tensor, labels_N: Tensor, others_MD: Tensor, trut
 
 
 def before(predictor: Predictor, pool: str, seed: int) -> float:
-    """Opinions judged by a line through the vectors of an encoder that has learnt no opinions."""
-    known, new = texts.opinions(KNOWN), texts.opinions(NEW)
+    """Reviews judged by a line through the vectors of an encoder that has never judged one."""
+    known, new = texts.reviews(ROWS, seed), texts.reviews(ROWS, seed + 500)
     vectors, others = (torch.from_numpy(predictor.embed([r["text"] for r in rows], pool=pool)) for rows in (known, new))
     labels, truth = (torch.tensor([float(r["label"] == "praise") for r in rows]) for rows in (known, new))
     return read_by_a_line(vectors, labels, others, truth, seed)
 
 
 def after(init: str, pool: str, setting: Setting) -> float:
-    """The same once the encoder was fine-tuned on the known words, the head reading [CLS] or the mean."""
+    """The same once the encoder was fine-tuned on the known reviews, the head reading [CLS] or the mean."""
     with bench(setting.tick) as place:
-        known = place.table("known", texts.opinions(KNOWN))
-        new = place.table("new", texts.opinions(NEW))
+        known = place.table("known", texts.reviews(ROWS, setting.seed))
+        new = place.table("new", texts.reviews(ROWS, setting.seed + 500))
         arm = place.train(
             f"fine-tuning, {pool}, seed {setting.seed}",
             {
                 "task": "classify",
                 "seed": setting.seed,
                 "init": init,
-                "data": {"corpus": known, "validation": new, "length": 32},
+                "data": {"corpus": known, "validation": new, "length": 96},
                 "model": {"pool": pool},
-                "train": {**settings(60, rate=5e-4), "dropout": 0.1},
+                "train": {**settings(300 if setting.full else 150, tokens=512, rate=5e-4), "dropout": 0.1},
             },
         )
     return arm.accuracy
@@ -88,20 +88,21 @@ def which_text(rows: int, seed: int) -> Iterator[dict[str, str]]:
         yield {"text": " ".join(one), "pair": " ".join(other), "label": "first" if first else "second"}
 
 
-def pair_arm(setting: Setting, segments: int) -> Arm:
+def pair_arm(setting: Setting, positions: str) -> Arm:
+    """An encoder that has learnt it. Without positions [SEP] tells nothing: only segments part the texts."""
     with bench(setting.tick) as place:
         corpus = place.table("pairs", which_text(4000, setting.seed))
-        model: dict[str, Any] = {"family": "encoder", "width": 32, "heads": 4, "layers": 2, "positions": "rotary",
-                                 "segments": segments, "embedding_scale": True}  # fmt: skip
+        model: dict[str, Any] = {"family": "encoder", "width": 32, "heads": 4, "layers": 2, "positions": positions,
+                                 "segments": 2, "embedding_scale": True}  # fmt: skip
         return place.train(
-            f"pairs, seed {setting.seed}",
+            f"pairs, positions {positions}, seed {setting.seed}",
             {
                 "task": "classify",
                 "seed": setting.seed,
                 "data": {"corpus": corpus, "pair": "pair", "length": 32},
                 "tokenizer": {"kind": "wordpiece", "vocab_size": 64},
                 "model": model,
-                "train": settings(600 if setting.full else 250, rate=3e-3),
+                "train": settings(600 if setting.full else 300, tokens=512, rate=6e-3),
             },
         )
 
@@ -131,11 +132,13 @@ def measure(setting: Setting) -> Measured:
     init = "bundled-encoder" if setting.run is None else str(setting.run.resolve())
     read = {pool: before(predictor, pool, setting.seed) for pool in ("first", "mean")}
     tuned = {pool: after(init, pool, setting) for pool in ("first", "mean")}
-    arm = pair_arm(setting, 2)
+    arm, unordered = pair_arm(setting, "rotary"), pair_arm(setting, "none")
     pairs = {
         "as trained": right_if(arm, setting),
         "segments exchanged": right_if(arm, setting, swapped=True),
         "[SEP] and segments away": right_if(arm, setting, separated=False),
+        "no positions": right_if(unordered, setting),
+        "no positions, segments exchanged": right_if(unordered, setting, swapped=True),
     }
     return Measured(
         effects={
@@ -143,7 +146,7 @@ def measure(setting: Setting) -> Measured:
             "learns": tuned["first"] - read["first"],
             "by-itself": read["mean"] - read["first"],
             "separates": pairs["as trained"] - pairs["[SEP] and segments away"],
-            "segments": pairs["as trained"] - pairs["segments exchanged"],
+            "segments": pairs["no positions"] - pairs["no positions, segments exchanged"],
         },
         figures={
             **{f"{'[CLS]' if pool == 'first' else 'mean'}, before fine-tuning": value for pool, value in read.items()},
@@ -151,17 +154,18 @@ def measure(setting: Setting) -> Measured:
             **{f"pairs right, {name}": value for name, value in pairs.items()},
         },
         series={
-            "opinions": [read["first"], read["mean"], tuned["first"], tuned["mean"]],
+            "reviews": [read["first"], read["mean"], tuned["first"], tuned["mean"]],
             "pairs": list(pairs.values()),
         },
     )
 
 
 def draw(figure: Figure, measured: Sequence[Measured]) -> None:
-    left, right = figure.subplots(1, 2)
+    left, right = figure.subplots(1, 2, width_ratios=(4, 5))
+    of_pairs = ("as\ntrained", "segments\nexchanged", "both\naway", "no\npositions", "the same,\nexchanged")
     panels = (
-        (left, "opinions", ("[CLS],\nbefore", "mean,\nbefore", "[CLS],\nafter", "mean,\nafter"), "fine-tuning"),
-        (right, "pairs", ("as trained", "segments\nexchanged", "[SEP] and\nsegments away"), "pairs of texts"),
+        (left, "reviews", ("[CLS],\nbefore", "mean,\nbefore", "[CLS],\nafter", "mean,\nafter"), "fine-tuning"),
+        (right, "pairs", of_pairs, "pairs of texts"),
     )
     for axes, key, names, title in panels:
         for number, name in enumerate(names):
@@ -182,12 +186,14 @@ LAB = Lab(
     "more. [SEP] and the segments tell a model which text is which; without them it cannot know.",
     paragraphs=(
         "[CLS] stands before every text and is no word. Being free of a meaning of its own it can gather that of the "
-        "others, if something asks it to. The lab takes an encoder that has filled in words but never judged opinions, "
-        "draws a straight line through the vectors of known words of praise and blame, and judges opinions with new "
-        "words: by [CLS], and by the mean of all tokens. Then it fine-tunes the encoder on the known words, each way.",
+        "others, if something asks it to. The lab takes an encoder that has filled in words but never judged a text, "
+        "and texts of five opinions, three against two, so that no sentence alone decides. It draws a straight line "
+        "through the vectors of some texts and judges others: by [CLS], and by the mean of all tokens. Then it "
+        "fine-tunes the encoder, each way.",
         "[SEP] stands between two texts, and segments number them. For a task that depends on the border, here which "
         "of two texts holds a letter, an encoder is trained with both; then the segments are exchanged, or both are "
-        "taken away, and the same model is asked again.",
+        "taken away, and the same model is asked again. A model that has both may come to use either; in a second one "
+        "without positions, to which [SEP] can stand anywhere, segments alone say which text is which.",
     ),
     formula="[CLS] text A [SEP] text B [SEP],   segments 0 0 0 0 1 1 1",
     claims=(
@@ -224,7 +230,7 @@ LAB = Lab(
             "segments",
             "Segments say which text is which.",
             "Devlin et al. 2019, section 3",
-            "right answers, less those with the segments exchanged",
+            "right answers of an encoder without positions, less those with the segments exchanged",
             Rule(low=0.1),
         ),
     ),
@@ -232,5 +238,6 @@ LAB = Lab(
     draw=draw,
     read=("data/examples.py", "model/heads.py"),
     tries=("qkv lab context", "qkv lab special RUN"),
-    takes_run=True,
+    full_seeds=6,
+    looks_at=("encoder",),
 )

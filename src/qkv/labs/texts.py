@@ -6,9 +6,10 @@ nothing has to be downloaded, and nothing is copied. Which words it has depends 
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pydoc_data import topics
 
@@ -49,6 +50,20 @@ BLAME = (
     "predictable", "pointless", "unwatchable", "clumsy", "forgettable", "embarrassing", "lousy", "disgusting",
     "worthless",
 )  # fmt: skip
+PEOPLE = (
+    "actor", "actress", "director", "boy", "girl", "man", "woman", "mother", "father", "doctor", "brother", "sister",
+    "friend", "wife", "husband", "writer", "teacher", "hero", "villain", "kid", "detective", "soldier", "guy", "lady",
+    "daughter",
+)  # fmt: skip
+THINGS = (
+    "film", "movie", "plot", "story", "music", "scene", "script", "ending", "book", "camera", "house", "car",
+    "dialogue", "soundtrack", "series", "show", "song", "idea", "picture", "version", "budget", "joke", "effect",
+    "sequence", "episode",
+)  # fmt: skip
+MENTIONS = (
+    "i really like the {}", "the {} was good", "this is about a {}", "there is a {} in it", "we see the {} again",
+    "i remember the {} very well", "the {} is not bad at all", "you will love this {}", "that {} again !", "what a {}",
+)  # fmt: skip
 FRAMES = (
     "this film is {}", "what a {} movie", "the acting was {}", "i found the story {}", "a truly {} film",
     "the plot is {}",
@@ -56,13 +71,33 @@ FRAMES = (
 )  # fmt: skip
 
 
-def opinions(words: slice) -> list[dict[str, str]]:
-    """Short opinions with some of the words, each in every frame: what is praised and what is blamed. Words that were
-    not learnt with a label can only be judged by one who has met them elsewhere."""
-    labelled = (("praise", PRAISE[words]), ("blame", BLAME[words]))
-    return [
-        {"text": frame.format(word), "label": label} for frame in FRAMES for label, some in labelled for word in some
-    ]
+def opinions() -> list[dict[str, str]]:
+    """Short opinions: what is praised and what is blamed. Words that were not learnt with a label can only be judged by
+    one who has met them elsewhere."""
+    return _framed(FRAMES, praise=PRAISE, blame=BLAME)
+
+
+def mentions() -> list[dict[str, str]]:
+    """Short sentences about people and about things: which is it?"""
+    return _framed(MENTIONS, person=PEOPLE, thing=THINGS)
+
+
+def _framed(frames: Sequence[str], **labelled: Sequence[str]) -> list[dict[str, str]]:
+    """Every word in every frame, with its label."""
+    rows = itertools.product(frames, ((label, word) for label, words in labelled.items() for word in words))
+    return [{"text": frame.format(word), "label": label} for frame, (label, word) in rows]
+
+
+def reviews(rows: int, seed: int, sentences: int = 5) -> list[dict[str, str]]:
+    """Texts of so many opinions that do not agree: what most of them say is the label, so all have to be read."""
+    dice, made = random.Random(seed), []
+    for _ in range(rows):
+        praise, most = dice.random() < 0.5, sentences // 2 + 1
+        sides = [praise] * most + [not praise] * (sentences - most)
+        dice.shuffle(sides)
+        said = (dice.choice(FRAMES).format(dice.choice(PRAISE if side else BLAME)) for side in sides)
+        made.append({"text": " . ".join(said) + " .", "label": "praise" if praise else "blame"})
+    return made
 
 
 TOPICS = {

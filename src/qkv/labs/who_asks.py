@@ -45,7 +45,7 @@ def reversals(rows: int, seed: int) -> Pairs:
 
 def transformer(pairs: Pairs, held_out: Pairs, setting: Setting) -> float:
     """Share of letters that the Transformer has right, the right ones before them given."""
-    steps = 1500 if setting.full else 350
+    steps = 800 if setting.full else 350
     with bench(setting.tick) as place:
         corpus = place.table("reverse", ({"text": a, "target": b} for a, b in pairs))
         model: dict[str, Any] = {
@@ -92,7 +92,7 @@ def recurrent(pairs: Pairs, held_out: Pairs, setting: Setting, *, attention: boo
     torch.manual_seed(setting.seed)
     model, dice = Seq2Seq(2 + len(LETTERS), 96, attention=attention), random.Random(setting.seed)
     optimiser = torch.optim.Adam(model.parameters(), 3e-3)
-    for step in range(1500 if setting.full else 350):
+    for step in range(800 if setting.full else 350):
         some = dice.sample(pairs, 64)
         scores, target = _asked(model, some)
         optimiser.zero_grad()
