@@ -162,7 +162,7 @@ def test_a_lab_explains_itself(name: str) -> None:
     root = Path(labs.__file__).parent.parent
     assert all((root / file).is_file() for file in lab.read)
     assert lab.tries
-    assert lab.seeds in (1, 3)
+    assert lab.seeds == 1 or 3 <= lab.seeds <= lab.full_seeds
 
 
 @pytest.mark.parametrize("name", labs.NAMES)

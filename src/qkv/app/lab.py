@@ -187,7 +187,7 @@ class Bar:
     """Progress as a live bar."""
 
     def __init__(self) -> None:
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        columns = (BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
         self.bar = Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False)
         self.task = self.bar.add_task("starting", total=None)
 

@@ -48,7 +48,7 @@ def neighbours_matter(norm: Norm, seed: int) -> float:
 
 def deep_decoders(place: Bench, corpus: str, setting: Setting) -> dict[str, float]:
     """Held-out loss of decoders of many layers with LayerNorm, and without a norm at the better of two rates."""
-    steps, losses = 200 if setting.full else 100, dict[str, float]()
+    steps, losses = 200 if setting.full else 140, dict[str, float]()
     for norm, rate in (("layer", RATES[0]), *(("none", rate) for rate in RATES)):
         what, train = f"{DEEP} layers, norm {norm}, rate {rate}", settings(steps, tokens=LARGE // 2, rate=rate)
         loss = place.decoder(what, corpus, setting, train, layers=DEEP, norm=norm).loss

@@ -204,4 +204,5 @@ LAB = Lab(
     draw=draw,
     read=("model/positions.py", "model/masks.py"),
     tries=("qkv lab positions", "qkv train reviews-quick --set model.positions=none -o runs/no-positions"),
+    seeds=5,
 )

@@ -68,7 +68,7 @@ def after(init: str, pool: str, setting: Setting) -> float:
                 "init": init,
                 "data": {"corpus": known, "validation": new, "length": 96},
                 "model": {"pool": pool},
-                "train": {**settings(300 if setting.full else 150, tokens=512, rate=5e-4), "dropout": 0.1},
+                "train": {**settings(300 if setting.full else 200, tokens=512, rate=5e-4), "dropout": 0.1},
             },
         )
     return arm.accuracy
@@ -238,6 +238,7 @@ LAB = Lab(
     draw=draw,
     read=("data/examples.py", "model/heads.py"),
     tries=("qkv lab context", "qkv lab special RUN"),
+    seeds=5,
     full_seeds=6,
     looks_at=("encoder",),
 )

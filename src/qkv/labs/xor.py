@@ -149,4 +149,5 @@ LAB = Lab(
     draw=draw,
     read=("model/layers.py", "labs/baselines.py"),
     tries=("qkv lab depth", "qkv lab xor --full"),
+    seeds=5,
 )
