@@ -122,12 +122,13 @@ def test_a_full_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     assert result.measured[0].series == {"curve": [1.0, 2.0]}
 
 
+@pytest.mark.slow
 def test_side_by_side_gives_what_one_after_the_other_does(tmp_path: Path) -> None:
     news: list[News] = []
-    side_by_side = list(run_labs(["xor", "depth"], full=True, folder=tmp_path, tell=news.append))
+    side_by_side = list(run_labs(["xor", "depth"], folder=tmp_path, tell=news.append))
     assert [result.lab.name for result in side_by_side] == ["xor", "depth"]
     for result in side_by_side:
-        alone = run_lab(result.lab, full=True)
+        alone = run_lab(result.lab)
         assert [one.effects for one in result.measured] == [one.effects for one in alone.measured]
     assert len(list(tmp_path.iterdir())) == sum(len(result.measured) for result in side_by_side)
 
@@ -143,7 +144,7 @@ def test_side_by_side_gives_what_one_after_the_other_does(tmp_path: Path) -> Non
 )
 def test_no_process_stays_behind(end: Callable[[], None], error: type[BaseException]) -> None:
     with pytest.raises(error):
-        list(run_labs(["order"], tell=lambda news: end()))
+        list(run_labs(["order"], tell=lambda news: end() if multiprocessing.active_children() else None))
     assert not multiprocessing.active_children()
 
 
@@ -181,6 +182,7 @@ def test_every_row_of_the_table_of_claims_has_a_lab() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_labs_look_at_a_model_of_the_users() -> None:
     """What they say of it is about it, and not about the bundled one that they look at otherwise."""
     gpt, encoder = bundled.path_of("bundled-gpt"), bundled.path_of("bundled-encoder")
