@@ -231,5 +231,6 @@ LAB = Lab(
     draw=draw,
     read=("model/attention.py", "plan.py"),
     tries=("qkv plan bert-base --json", "qkv lab count"),
+    seeds=5,
     timed=True,
 )
