@@ -1,4 +1,4 @@
-"""What a lab is: a question, its claims, a measurement, and rules that were written down before the numbers.
+"""What a lab is: a question, its claims, a measurement, and rules that stand beside it.
 
 A lab measures once for each seed. Every claim names one effect, a number; over the seeds it has a mean and an interval,
 and a rule says where that interval must lie. Nothing else decides.
@@ -21,7 +21,7 @@ HOLDS: Verdict = "holds"
 CORRECTED: Verdict = "holds with a correction"
 FAILS: Verdict = "does not hold"
 UNDECIDED: Verdict = "undecided at this size"
-FIRST_SEED = 101  # sizes and rules were found with lower ones, so these have had no say in them
+FIRST_SEED = 101  # sizes and rules were found with lower ones; where these had a say too, docs/decisions.md (53) tells
 # Student's t at 97.5%, by degrees of freedom: half the width of a 95% interval in standard errors.
 STUDENT = (math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 

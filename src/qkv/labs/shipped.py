@@ -1,4 +1,4 @@
-"""Results that come with the package: what `qkv lab --full --json` printed once, one lab a line, beside this file.
+"""Results that come with the package: what `qkv lab --full --json` printed, one lab a line, beside this file.
 
 They stand beside what is measured afresh. `python -m qkv.labs.shipped` writes docs/questions.md from them.
 """
@@ -21,7 +21,8 @@ HEAD = """# Every question, measured
 What is taught about the Transformer, what is usually answered, and what a lab of qkv measured. `qkv lab NAME` measures
 it again on your machine; `qkv lab NAME -o report.html` explains and draws it. A figure is a mean over seeds with its
 95% interval. The rule that decides stands in the lab's file; where the interval crosses the rule's border, the verdict
-is "undecided at this size".
+is "undecided at this size". `heads` and `special` were undecided at first and measured again:
+[decisions](decisions.md), 53.
 
 Made by `python -m qkv.labs.shipped > docs/questions.md` from what `qkv lab --full --json` printed"""
 
