@@ -18,10 +18,10 @@ from table import head, row, say
 
 from qkv import runtime
 from qkv.bundled import path_of
-from qkv.config import DataConfig
-from qkv.data.source import open_source
-from qkv.pictures import COLOURS, MARKS, STYLE
-from qkv.predict import load_predictor
+from qkv.config.recipe import DataConfig
+from qkv.corpus.corpus import open_corpus
+from qkv.plots import COLOURS, MARKS, STYLE
+from qkv.predict.predictor import load_predictor
 
 Point = tuple[int, float, float]  # width, mean log-probability, BLEU
 
@@ -29,7 +29,7 @@ Point = tuple[int, float, float]  # width, mean log-probability, BLEU
 def measured(asked: argparse.Namespace) -> list[Point]:
     model = load_predictor(path_of(str(asked.run)))
     data = DataConfig(corpus=asked.data)
-    rows = [one for _, one in open_source(data, say, "translate").rows() if one.text and one.pair][: asked.sentences]
+    rows = [one for _, one in open_corpus(data, say, "translate").rows() if one.text and one.pair][: asked.sentences]
     references, bleu = [one.pair or "" for one in rows], BLEU()
     expected = sum(len(text.split()) for text in references)
     print(f"{len(rows)} sentences of {asked.data}, length penalty {asked.length_penalty}")

@@ -4,7 +4,7 @@
 
 Writes the file first: reviews of made-up words, common ones and rare ones as in a real text, with commas, quotes, line
 breaks and accents, every one with its own number, so that no two are alike. Then a fresh process reads it through
-`qkv.text.corpus.rows`; with --tokenise another one runs `qkv.data.prepare` on it, which reads it twice, trains the
+`qkv.corpus.files.rows`; with --tokenise another one runs `qkv.data.prepare` on it, which reads it twice, trains the
 tokenizer and writes the stores. Memory is the highest resident memory of that process, and what it was before the first
 row, when only the imports were done. A file that fits in the system's cache is read from there.
 """
@@ -79,7 +79,7 @@ def highest_memory() -> int:
 
 
 def read(path: Path) -> Measured:
-    from qkv.text import corpus
+    from qkv.corpus import corpus
 
     before, start = highest_memory(), time.perf_counter()
     rows = sum(1 for _ in corpus.rows([path], corpus.Columns(group="source")))
@@ -87,12 +87,12 @@ def read(path: Path) -> Measured:
 
 
 def tokenise(path: Path) -> Measured:
-    from qkv.config import DataConfig, TokenizerConfig
+    from qkv.config.recipe import DataConfig, TokenizerConfig
+    from qkv.corpus.corpus import open_corpus
     from qkv.data.prepare import prepare
-    from qkv.data.source import open_source
 
     before, start = highest_memory(), time.perf_counter()
-    source = open_source(DataConfig(corpus=str(path)))
+    source = open_corpus(DataConfig(corpus=str(path)))
     prepared = prepare(source, TokenizerConfig(), path.parent / "cache", say)
     rows = sum(sum(labels.values()) for labels in prepared.counts.values())
     return Measured(rows, time.perf_counter() - start, before, highest_memory())

@@ -34,15 +34,15 @@ from transformers import AutoModelForSeq2SeqLM
 
 from qkv import runtime
 from qkv.bundled import path_of
-from qkv.config import DataConfig
-from qkv.data.source import open_source
-from qkv.decode import ranked
-from qkv.generation import search
+from qkv.config.recipe import DataConfig
+from qkv.corpus.corpus import open_corpus
 from qkv.model.transformer import EncoderDecoder
-from qkv.predict import Predictor, load_predictor
-from qkv.prediction import Padded
+from qkv.predict.decode import ranked
+from qkv.predict.generate import search
+from qkv.predict.prediction import Padded
+from qkv.predict.predictor import Predictor, load_predictor
 from qkv.schema import UserError
-from qkv.text.tokenizer import Encoded
+from qkv.tokenizer.tokenizer import Encoded
 
 Answers = list[list[int]]
 Batch = list[Encoded]
@@ -54,7 +54,7 @@ def limit(batch: Batch) -> int:
 
 
 def ours(model: Predictor, beam: int) -> Translate:
-    asked, inner = model.asked(beam=beam), model.model
+    asked, inner = model.generation_options(beam=beam), model.model
     assert isinstance(inner, EncoderDecoder)
 
     @torch.no_grad()
@@ -62,14 +62,14 @@ def ours(model: Predictor, beam: int) -> Translate:
         padded = Padded.of(list(range(len(batch))), [""] * len(batch), batch)
         steps = search(inner, padded, model.names, asked, limit(batch))
         found = ranked(steps, texts=len(batch), limit=limit(batch), alpha=asked.decode.length_penalty, best=1)
-        return [[token for token in best[0].tokens if token not in model.names.end] for best in found]
+        return [[token for token in best[0].tokens if token not in model.special_tokens.end] for best in found]
 
     return translate
 
 
 def generate(run: Path, model: Predictor, beam: int) -> Translate:
     theirs = AutoModelForSeq2SeqLM.from_pretrained(run, attn_implementation="sdpa").eval()
-    pad, special = model.tokenizer.pad, {model.tokenizer.pad, *model.names.end, model.names.start}
+    pad, special = model.tokenizer.pad, {model.tokenizer.pad, *model.special_tokens.end, model.special_tokens.start}
 
     @torch.no_grad()
     def translate(batch: Batch) -> Answers:
@@ -77,7 +77,7 @@ def generate(run: Path, model: Predictor, beam: int) -> Translate:
         keep = torch.ones_like(padded.tokens_BL) if padded.keep_BL is None else padded.keep_BL.long()
         found = theirs.generate(
             input_ids=padded.tokens_BL, attention_mask=keep, num_beams=beam, do_sample=False, pad_token_id=pad,
-            max_length=limit(batch) + 1, decoder_start_token_id=model.names.start, eos_token_id=model.names.end[0],
+            max_length=limit(batch) + 1, decoder_start_token_id=model.special_tokens.start, eos_token_id=model.special_tokens.end[0],
         )  # fmt: skip
         return [[token for token in one if token not in special] for one in found.tolist()]
 
@@ -91,12 +91,12 @@ def ctranslate2(run: Path, model: Predictor, beam: int, folder: Path, threads: i
     theirs.config.normalize_before, theirs.config.normalize_embedding = model.config.norm_place == "pre", False
     spec = BartLoader().get_model_spec(theirs)
     words = [str(number) for number in range(model.config.vocabulary)]  # ids are all that is exchanged
-    names = {model.names.end[0]: "</s>", 1: "<unk>"}
+    names = {model.special_tokens.end[0]: "</s>", 1: "<unk>"}
     words = [names.get(number, word) for number, word in enumerate(words)]
     spec.register_source_vocabulary(words)
     spec.register_target_vocabulary(words)
-    spec.config.decoder_start_token = words[model.names.start or 0]
-    spec.config.eos_token, spec.config.unk_token, spec.config.bos_token = "</s>", "<unk>", words[model.names.start or 0]
+    spec.config.decoder_start_token = words[model.special_tokens.start or 0]
+    spec.config.eos_token, spec.config.unk_token, spec.config.bos_token = "</s>", "<unk>", words[model.special_tokens.start or 0]
     spec.config.add_source_eos = spec.config.add_source_bos = False
     spec.validate()
     spec.optimize(quantization="float32")
@@ -154,9 +154,9 @@ def main() -> None:
     model = load_predictor(path_of(str(asked.run)))
     if not isinstance(model.model, EncoderDecoder):
         raise UserError(f"{asked.run}: is no translator")
-    source = open_source(DataConfig(corpus=asked.data), say, "translate")
+    source = open_corpus(DataConfig(corpus=asked.data), say, "translate")
     rows = [r for _, r in source.rows() if r.text and r.pair][: asked.sentences]
-    encoded = model.prompts([r.text for r in rows], model.asked(beam=asked.beam))
+    encoded = model.prompts([r.text for r in rows], model.generation_options(beam=asked.beam))
     with tempfile.TemporaryDirectory() as folder:
         things = {"qkv": ours(model, asked.beam), "transformers generate": generate(asked.run, model, asked.beam)}
         if find_spec("ctranslate2"):

@@ -15,7 +15,8 @@ import torch
 from interleave import interleaved, ratio
 from transformers import BertConfig, BertModel
 
-from qkv import presets, runtime
+from qkv import runtime
+from qkv.config import presets
 from qkv.model import build_model
 
 SHAPES = [(64, 32), (16, 128), (4, 512)]  # sequences x tokens: 2,048 tokens each

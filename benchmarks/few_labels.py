@@ -40,15 +40,15 @@ from table import head, row, say
 
 from qkv import api
 from qkv.bundled import path_of
-from qkv.config import Recipe
-from qkv.learn.finish import finish
-from qkv.learn.material import drawn
-from qkv.learn.metrics import Scores
-from qkv.learn.start import read_start
-from qkv.pictures import COLOURS, DASHES, MARKS, STYLE
-from qkv.presets import expand
-from qkv.run import Run
+from qkv.config.presets import expand
+from qkv.config.recipe import Recipe
+from qkv.metrics import ClassificationMetrics
+from qkv.plots import COLOURS, DASHES, MARKS, STYLE
+from qkv.run.folder import Run
 from qkv.schema import UserError
+from qkv.tasks.material import drawn
+from qkv.train.finish import finish
+from qkv.train.pretrained import read_pretrained
 
 GROUP, NEVER = "imdb", 10**9
 CS, FOLDS = (0.3, 1.0, 3.0, 10.0, 30.0, 100.0), 5
@@ -71,7 +71,7 @@ NOTHING = Kind("from nothing", epochs=4, examples=20_000, rates=(2e-4, 5e-4, 1e-
 
 def model_of(init: str) -> tuple[dict[str, Any], int]:
     """The parts of the encoder as a [model] table without weights, and the size of its tokenizer."""
-    start = read_start(Recipe(init=init))
+    start = read_pretrained(Recipe(init=init))
     if start is None:
         raise UserError("--init none: there must be an encoder to compare with")
     fresh = start.config.replace(vocabulary=0, head="auto", classes=2)
@@ -82,7 +82,7 @@ def recipe_for(kind: Kind, asked: argparse.Namespace, rows: int, rate: float, se
     table: dict[str, Any] = {
         "task": "classify",
         "seed": seed,
-        "data": {**data_for(asked.data).model_dump(), "length": asked.length, "long": "ends", "rows": rows},
+        "data": {**data_for(asked.data).model_dump(), "length": asked.length, "truncation": "head+tail", "rows": rows},
         "train": {
             "epochs": max(kind.epochs, math.ceil(kind.examples / rows)),
             "batch_tokens": asked.tokens,
@@ -117,7 +117,7 @@ def trained(recipe: Recipe, folder: Path, *, tested: bool) -> tuple[float, float
     if scores is None:
         return chosen_by[-1], math.nan
     found = scores.get(GROUP)
-    if not isinstance(found, Scores):
+    if not isinstance(found, ClassificationMetrics):
         raise UserError(f"{folder}: no test rows of group {GROUP!r}; the corpus needs a column `source`")
     return chosen_by[-1], found.accuracy
 

@@ -52,16 +52,16 @@ from table import head, row, say
 
 from qkv import api
 from qkv.bundled import path_of
-from qkv.config import DataConfig, Recipe
-from qkv.data.source import open_source
-from qkv.data.split import PARTS
-from qkv.learn import metrics
-from qkv.learn.finish import finish
-from qkv.learn.start import read_start
-from qkv.presets import expand
-from qkv.run import Run
+from qkv.config.presets import expand
+from qkv.config.recipe import DataConfig, Recipe
+from qkv.corpus.catalog import cache_folder, data_folder, entries
+from qkv.corpus.corpus import open_corpus
+from qkv.corpus.split import SPLITS
+from qkv.run.folder import Run
 from qkv.schema import UserError, override
-from qkv.text.catalog import cache_folder, data_folder, entries
+from qkv import metrics
+from qkv.train.finish import finish
+from qkv.train.pretrained import read_pretrained
 
 EPOCHS, EXAMPLES, RATE_TIMES_WIDTH, BATCH_TOKENS, LENGTH = 1, 15_000, 0.03, 2048, 256
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # C of logistic regression, 1 / alpha of ridge regression
@@ -163,8 +163,8 @@ def encoder_folder(name: str, folder: Path) -> Path:
 @cache
 def parts_of(task: Task, folder: Path) -> dict[str, Rows]:
     """All rows by part, as a training with this recipe has them."""
-    source = open_source(data_for(task, folder), say)
-    parts: dict[str, Rows] = {part: Rows() for part in PARTS}
+    source = open_corpus(data_for(task, folder), say)
+    parts: dict[str, Rows] = {part: Rows() for part in SPLITS}
     for part, one in source.rows():
         label = source.label_of(one)
         if label is not None and (one.text.strip() or (one.pair or "").strip()):
@@ -175,7 +175,7 @@ def parts_of(task: Task, folder: Path) -> dict[str, Rows]:
 
 
 def recipe_for(task: Task, encoder: Path, folder: Path, seed: int, rows: int) -> Recipe:
-    start = read_start(Recipe(init=str(encoder)))
+    start = read_pretrained(Recipe(init=str(encoder)))
     assert start is not None
     epochs = max(EPOCHS, math.ceil(EXAMPLES / rows))
     tokens = 30 * epochs * rows  # about so many in a text or pair; only the warm-up depends on it
@@ -185,7 +185,7 @@ def recipe_for(task: Task, encoder: Path, folder: Path, seed: int, rows: int) ->
             "seed": seed,
             "init": str(encoder),
             "data": {**data_for(task, folder).model_dump(), "length": min(LENGTH, start.config.context)},
-            "model": {"head": "grade"} if task.graded else {},
+            "model": {"head": "regression"} if task.graded else {},
             "train": {
                 "epochs": epochs,
                 "batch_tokens": BATCH_TOKENS,
@@ -209,7 +209,7 @@ def fine_tuned(recipe: Recipe, folder: Path) -> Values:
     assert findings is not None, "there are held-out rows"
     found, lines = findings["all"], Run(folder).metrics()
     seconds = {"seconds": lines[-1]["seconds"] if lines else 0.0}
-    if isinstance(found, metrics.Figures):
+    if isinstance(found, metrics.Metrics):
         return {**found.values, **seconds}
     return {"accuracy": found.accuracy, "F1": float(metrics.f1_scores(found.confusion)[-1]), **seconds}
 
@@ -241,7 +241,7 @@ def linear(task: Task, parts: dict[str, Rows]) -> tuple[str, Values]:
     assert best is not None
     said = best[2].predict(asked)
     if task.graded:
-        return f"ridge regression, alpha = {1 / best[1]:.3g}", metrics.grade_figures(said, test)[1]
+        return f"ridge regression, alpha = {1 / best[1]:.3g}", metrics.regression_metrics(said, test)[1]
     return f"logistic regression, C = {best[1]:g}", judged_classes(said, test, names)
 
 

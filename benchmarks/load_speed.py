@@ -1,4 +1,4 @@
-"""Reading a real model (MiniLM, 22.7 million weights) from its folder against safetensors' own `load_file`.
+"""InputOptions a real model (MiniLM, 22.7 million weights) from its folder against safetensors' own `load_file`.
 
     .venv/bin/python benchmarks/load_speed.py [FOLDER] --rounds 30
 

@@ -13,7 +13,7 @@ and once more with no word hidden, as the others read them.
   and topics, words that both have, how rare they are, lengths). Fitted on --pairs pairs of training documents; C is
   chosen on the pairs of the validation documents.
 - second text alone: logistic regression on its words and on its first and last signs, never looking at the first.
-  More than chance would mean that strangers can be told without any reading.
+  More than chance would mean that negatives can be told without any reading.
 
 Words are weighed by the training pairs only. Nothing is chosen on the test documents.
 """
@@ -38,22 +38,22 @@ from table import head, row, say
 
 from qkv import api, runtime
 from qkv.bundled import path_of
-from qkv.config import Recipe
-from qkv.data.batch import WordBatch
-from qkv.data.source import Source, open_source
-from qkv.data.split import Part
+from qkv.config.recipe import Recipe
+from qkv.corpus.corpus import Source, open_corpus
+from qkv.corpus.files import Row
+from qkv.corpus.split import Part
+from qkv.data.batch import MaskedBatch
 from qkv.data.tokenise import sentences_of
-from qkv.learn import metrics
-from qkv.learn.material import JUDGED, Documents, build_documents
-from qkv.learn.objectives import word_scores
-from qkv.predict import Predictor
-from qkv.run import Run
+from qkv.predict.predictor import Predictor
+from qkv.run.folder import Run
 from qkv.schema import UserError
-from qkv.text.corpus import Row
-from qkv.text.tokenizer import Tokenizer
+from qkv.tasks.material import JUDGED, Documents, masked_dataset
+from qkv.tasks.objectives import word_scores
+from qkv.tokenizer.tokenizer import Tokenizer
+from qkv import metrics
 
 CS = (0.01, 0.1, 1.0, 10.0)
-Strangers = NDArray[np.int64]  # of each pair: 0 the second text is the next, 1 it is a stranger's
+Negatives = NDArray[np.int64]  # of each pair: 0 the second text is the next, 1 it is a stranger's
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Pairs:
 
     first: list[str]
     second: list[str]
-    strangers: Strangers
+    negatives: Negatives
 
     @property
     def endings(self) -> list[str]:
@@ -73,11 +73,11 @@ class Pairs:
 def documents_of(recipe: Recipe, rows: Sequence[Row], tokenizer: Tokenizer) -> Documents:
     """Passages as `qkv eval` makes them of test documents."""
     recipe = recipe.replace(train=recipe.train.replace(eval_tokens=0, next_sentence=True).model_dump())
-    return build_documents(recipe, sentences_of(rows, tokenizer, recipe.data.sentences), tokenizer)
+    return masked_dataset(recipe, sentences_of(rows, tokenizer, recipe.data.sentences), tokenizer)
 
 
-def batches(material: Documents) -> Iterator[WordBatch]:
-    return (material.words.collate(numbers_B, JUDGED) for numbers_B in material.judged())
+def batches(material: Documents) -> Iterator[MaskedBatch]:
+    return (material.words.collate(examples_B, JUDGED) for examples_B in material.judged())
 
 
 def pairs_of(material: Documents, tokenizer: Tokenizer, most: int = 0) -> Pairs:
@@ -86,37 +86,37 @@ def pairs_of(material: Documents, tokenizer: Tokenizer, most: int = 0) -> Pairs:
     numbers = numbers[np.diff(words.examples.b_N2)[numbers, 0] > 0]
     if most:
         numbers = np.random.default_rng(7).permutation(numbers)[:most]
-    first, second, strangers = list[str](), list[str](), list[int]()
+    first, second, negatives = list[str](), list[str](), list[int]()
     for number in numbers.tolist():
-        other, is_stranger = words.strangers.second(number, JUDGED)
+        other, is_stranger = words.negatives.second(number, JUDGED)
         if is_stranger is None:
             continue
         for texts, (start, end) in ((first, words.examples.a_N2[number]), (second, words.examples.b_N2[other])):
             texts.append(tokenizer.decode(words.store.tokens[start:end].tolist()))
-        strangers.append(int(is_stranger))
-    return Pairs(first, second, np.array(strangers, np.int64))
+        negatives.append(int(is_stranger))
+    return Pairs(first, second, np.array(negatives, np.int64))
 
 
 @torch.no_grad()
-def answers(predictor: Predictor, material: Documents, *, hidden: bool) -> tuple[Strangers, Strangers]:
+def answers(predictor: Predictor, material: Documents, *, hidden: bool) -> tuple[Negatives, Negatives]:
     """What the model says of every pair, and the truth. Without `hidden`, every word stands where it was."""
     said, true = [], []
     for batch in batches(material):
         if not len(batch.pairs_M):
             continue
         if not hidden:
-            batch.tokens_BL.view(-1)[batch.places_N] = batch.words_N
+            batch.tokens_BL.view(-1)[batch.positions_N] = batch.targets_N
         _, scores_M2 = word_scores(predictor.model, batch)
         assert scores_M2 is not None, "there are pairs"
         said.append(scores_M2.argmax(1).numpy())
-        true.append(batch.strangers_M.numpy())
+        true.append(batch.negatives_M.numpy())
     return np.concatenate(said), np.concatenate(true)
 
 
-def threshold(cosines: metrics.Floats, strangers: Strangers) -> float:
+def threshold(cosines: metrics.Floats, negatives: Negatives) -> float:
     """Above which cosine a pair is best held for a true one."""
     order = np.argsort(cosines, kind="stable")
-    true = strangers[order]
+    true = negatives[order]
     hits = np.concatenate([[0], np.cumsum(true)]) + np.concatenate([np.cumsum((1 - true)[::-1])[::-1], [0]])
     edges = np.concatenate([[-np.inf], cosines[order], [np.inf]])
     apart = edges[:-1] < edges[1:]  # equal cosines cannot be told apart
@@ -127,8 +127,8 @@ def fitted(
     make: Callable[[float], Any], learnt: Any, train: Pairs, judged: Any, validation: Pairs
 ) -> tuple[Any, float]:
     """The best model by the validation pairs, and its C."""
-    models = {c: make(c).fit(learnt, train.strangers) for c in CS}
-    best = max(CS, key=lambda c: float(models[c].score(judged, validation.strangers)))
+    models = {c: make(c).fit(learnt, train.negatives) for c in CS}
+    best = max(CS, key=lambda c: float(models[c].score(judged, validation.negatives)))
     return models[best], best
 
 
@@ -136,13 +136,13 @@ def scaled(c: float) -> Any:
     return make_pipeline(StandardScaler(), LogisticRegression(C=c, max_iter=1000))
 
 
-def simple_models(train: Pairs, validation: Pairs, test: Pairs) -> Iterator[tuple[str, Strangers]]:
+def simple_models(train: Pairs, validation: Pairs, test: Pairs) -> Iterator[tuple[str, Negatives]]:
     """Name and answers of each."""
-    usual = int(np.bincount(train.strangers, minlength=2).argmax())
-    yield "majority", np.full(len(test.strangers), usual)
+    usual = int(np.bincount(train.negatives, minlength=2).argmax())
+    yield "majority", np.full(len(test.negatives), usual)
     say("weighing words")
     features = PairFeatures.learnt_from([*train.first, *train.second])
-    least = threshold(features.cosine(validation.first, validation.second), validation.strangers)
+    least = threshold(features.cosine(validation.first, validation.second), validation.negatives)
     yield f"cosine of words, above {least:.3f}", (features.cosine(test.first, test.second) <= least).astype(np.int64)
     learnt, judged, asked = (features.dense(part.first, part.second) for part in (train, validation, test))
     model, c = fitted(scaled, learnt, train, judged, validation)
@@ -156,7 +156,7 @@ def simple_models(train: Pairs, validation: Pairs, test: Pairs) -> Iterator[tupl
     yield f"second text alone, C = {c:g}", model.predict(asked)
 
 
-def show(name: str, said: Strangers, true: Strangers) -> None:
+def show(name: str, said: Negatives, true: Negatives) -> None:
     hits = int((said == true).sum())
     low, high = metrics.wilson(hits, len(true))
     row(name, f"{len(true):,}", f"{hits / len(true):.4f}", f"{low:.4f} to {high:.4f}")
@@ -183,7 +183,7 @@ def main() -> None:
     recipe, predictor = Run(folder).recipe, api.load(folder)
     if recipe is None or predictor.config.head != "pretraining":
         raise UserError(f"{folder}: must be a run that learnt next sentences, with its recipe.toml")
-    source = open_source(recipe.data, say, recipe.task)
+    source = open_corpus(recipe.data, say, recipe.task)
     if source.data_hash != Run(folder).data_hash():
         raise UserError(f"{folder}: its data has changed since, so its test documents are others")
     tokenizer = predictor.tokenizer
@@ -193,13 +193,13 @@ def main() -> None:
     train = pairs_of(learnt, tokenizer, asked.pairs)
     validation = pairs_of(documents_of(recipe, rows_of(source, "validation"), tokenizer), tokenizer)
     pairs = pairs_of(test, tokenizer)
-    say(f"{len(train.strangers):,} pairs to learn from, {len(validation.strangers):,} to choose by")
+    say(f"{len(train.negatives):,} pairs to learn from, {len(validation.negatives):,} to choose by")
     head("who answers", "pairs", "accuracy", "95% interval")
     for name, said in simple_models(train, validation, pairs):
-        show(name, said, pairs.strangers)
-    for name, hidden in ((f"{folder}, {recipe.train.mask_words:.0%} of the words hidden", True), (str(folder), False)):
+        show(name, said, pairs.negatives)
+    for name, hidden in ((f"{folder}, {recipe.train.mask_rate:.0%} of the words hidden", True), (str(folder), False)):
         said, true = answers(predictor, test, hidden=hidden)
-        assert np.array_equal(true, pairs.strangers), "the same pairs in the same order"
+        assert np.array_equal(true, pairs.negatives), "the same pairs in the same order"
         show(name, said, true)
 
 

@@ -9,7 +9,7 @@ tables still have --pieces rows, and the last ones are never read. A turn is som
 forward, backward, clip to norm 1, AdamW, learning rate. Padding is never counted as a token.
 
 - qkv: the generator that `qkv train` runs, --tokens tokens a step, dropout 0.1 on hidden states, deterministic kernels.
-  New strangers and new hidden words in every epoch.
+  New negatives and new hidden words in every epoch.
 - default: BertForPreTraining with SDPA and fused AdamW, in a plain loop that does in a step what Trainer does (which
   itself needs accelerate). Pairs are made once, before: our passages with the second texts of the first epoch, with
   their masks of special tokens. Random rows, padded to the longest of the batch and hidden by
@@ -44,17 +44,18 @@ from torch.utils.data import DataLoader, Dataset
 from training_speed import DROPOUT, NEVER, Contender, Inputs, Work, bert, compare, theirs, where_time_goes
 from transformers import BertForPreTraining, DataCollatorForLanguageModeling, PreTrainedTokenizerFast
 
-from qkv import presets, runtime
-from qkv.config import ModelConfig, Recipe
-from qkv.data.batch import WordBatch
-from qkv.data.examples import Framed
+from qkv import runtime
+from qkv.config import presets
+from qkv.config.recipe import ModelConfig, Recipe
+from qkv.corpus.catalog import cache_folder
+from qkv.corpus.corpus import open_corpus
+from qkv.data.batch import MaskedBatch
+from qkv.data.truncation import framed
 from qkv.data.prepare import Prepared, prepare
-from qkv.data.source import open_source
-from qkv.learn.material import Documents
-from qkv.learn.setup import build_materials, finished_recipe, form_of, fresh_model
-from qkv.learn.train import Learner, new_learner, train
-from qkv.text.catalog import cache_folder
-from qkv.text.tokenizer import Tokenizer
+from qkv.tasks.material import Documents
+from qkv.tokenizer.tokenizer import Tokenizer
+from qkv.train.build import build_materials, resolved_recipe, form_of, fresh_model
+from qkv.train.loop import TrainState, new_state, train
 
 HIDDEN, IGNORED = 0.15, -100
 RATE, THEIR_RATE = 5e-4, 5e-5  # the second is the Trainer's own
@@ -72,7 +73,7 @@ def recipe_for(data: str, length: int, tokens: int, pieces: int) -> Recipe:
                 "batch_tokens": tokens,
                 "learning_rate": RATE,
                 "dropout": DROPOUT,
-                "mask_words": HIDDEN,
+                "mask_rate": HIDDEN,
                 "report_every": NEVER,
                 "eval_every": NEVER,
                 "save_every": NEVER,
@@ -81,18 +82,18 @@ def recipe_for(data: str, length: int, tokens: int, pieces: int) -> Recipe:
     )
 
 
-def learner_for(recipe: Recipe, pieces: int) -> tuple[Learner, Prepared]:
+def learner_for(recipe: Recipe, pieces: int) -> tuple[TrainState, Prepared]:
     """What `qkv train` builds, with a table of `pieces` rows."""
-    source = open_source(recipe.data, say, recipe.task)
+    source = open_corpus(recipe.data, say, recipe.task)
     prepared = prepare(source, recipe.tokenizer, cache_folder(), say, form_of(recipe))
-    recipe = finished_recipe(recipe, source, prepared)
+    recipe = resolved_recipe(recipe, source, prepared)
     recipe = recipe.replace(model=recipe.model.replace(vocabulary=pieces).model_dump())
-    return new_learner(fresh_model(recipe), recipe, *build_materials(recipe, prepared)), prepared
+    return new_state(fresh_model(recipe), recipe, *build_materials(recipe, prepared)), prepared
 
 
-def documents_of(learner: Learner) -> Documents:
-    assert isinstance(learner.train, Documents), "the task is fill"
-    return learner.train
+def documents_of(state: TrainState) -> Documents:
+    assert isinstance(state.train, Documents), "the task is fill"
+    return state.train
 
 
 def necessary_flops(config: ModelConfig, lengths_B: Ints, guessed_B: Ints, judged_B: Ints) -> float:
@@ -107,19 +108,19 @@ def necessary_flops(config: ModelConfig, lengths_B: Ints, guessed_B: Ints, judge
     return float(6 * (matrices + d**2 * int(judged_B.sum())) + 12 * d * attention)
 
 
-def ours(learner: Learner) -> Callable[[], Work]:
-    reports, lengths = train(learner), documents_of(learner).words.lengths()
-    examples = documents_of(learner).words.examples
+def ours(state: TrainState) -> Callable[[], Work]:
+    reports, lengths = train(state), documents_of(state).words.lengths()
+    examples = documents_of(state).words.examples
     pairs = np.diff(examples.b_N2)[:, 0] > 0
     usable = np.diff(examples.a_N2)[:, 0] + np.diff(examples.b_N2)[:, 0]
 
     def step() -> Work:
-        before = learner.progress.tokens
-        _, numbers_B = learner.train.sampler.batch(learner.progress.step)
+        before = state.progress.tokens
+        _, examples_B = state.train.sampler.batch(state.progress.step)
         next(reports)
-        guessed_B = np.maximum(1, np.round(HIDDEN * usable[numbers_B])).astype(np.int64)
-        work = necessary_flops(learner.recipe.model, lengths[numbers_B], guessed_B, pairs[numbers_B].astype(np.int64))
-        return learner.progress.tokens - before, work
+        guessed_B = np.maximum(1, np.round(HIDDEN * usable[examples_B])).astype(np.int64)
+        work = necessary_flops(state.recipe.model, lengths[examples_B], guessed_B, pairs[examples_B].astype(np.int64))
+        return state.progress.tokens - before, work
 
     return step
 
@@ -144,12 +145,12 @@ def grouped(material: Documents) -> Iterator[Inputs]:
         number += 1
 
 
-def in_their_form(batch: WordBatch) -> Inputs:
+def in_their_form(batch: MaskedBatch) -> Inputs:
     tokens_BL = batch.tokens_BL
     labels = torch.full_like(tokens_BL, IGNORED)
-    labels.view(-1)[batch.places_N] = batch.words_N
+    labels.view(-1)[batch.positions_N] = batch.targets_N
     follows_B = torch.zeros(len(tokens_BL), dtype=torch.long)
-    follows_B[batch.pairs_M] = batch.strangers_M
+    follows_B[batch.pairs_M] = batch.negatives_M
     return {
         "input_ids": tokens_BL,
         "attention_mask": torch.ones_like(tokens_BL) if batch.keep_BL is None else batch.keep_BL.long(),
@@ -170,12 +171,12 @@ class Pairs(Dataset[dict[str, Any]]):
         ):
             first = words.store.tokens[a:a_end].astype(np.int64)
             if b == b_end:
-                one, is_stranger = Framed.of(first, None, words.single), False
+                one, is_stranger = framed.of(first, None, words.single), False
             else:
-                other, judged = words.strangers.second(number, 0)
+                other, judged = words.negatives.second(number, 0)
                 is_stranger = bool(judged)
                 second = words.store.tokens[slice(*words.examples.b_N2[other])].astype(np.int64)
-                one = Framed.of(first, second, words.pair)
+                one = framed.of(first, second, words.pair)
             self.rows.append((one.tokens_L.astype(np.int32), one.second, is_stranger))
 
     def __len__(self) -> int:
@@ -204,24 +205,24 @@ def at_random(material: Documents, tokenizer: Tokenizer, rows: int) -> Iterator[
             yield dict(batch)
 
 
-def contenders(learner: Learner, tokenizer: Tokenizer, rows: int) -> dict[str, Contender]:
-    size = learner.recipe.model.vocabulary
+def contenders(state: TrainState, tokenizer: Tokenizer, rows: int) -> dict[str, Contender]:
+    size = state.recipe.model.vocabulary
     models = {
         name: bert(BertForPreTraining, size, share)
         for name, share in (("default", DROPOUT), ("tuned", DROPOUT), ("same", 0.0))
     }
-    own = sum(weight.numel() for weight in learner.model.parameters())
+    own = sum(weight.numel() for weight in state.model.parameters())
     for model in models.values():
         count = sum(weight.numel() for weight in model.parameters())
         assert count == own, f"{count:,} weights, qkv has {own:,}"
-    material, flops = documents_of(learner), flops_of(learner.recipe.model)
+    material, flops = documents_of(state), flops_of(state.recipe.model)
     random_rows = at_random(material, tokenizer, rows)
 
     def other(name: str, batches: Iterator[Inputs], rate: float) -> Contender:
-        return Contender(theirs(models[name], batches, rate, learner.steps, flops), deterministic=False)
+        return Contender(theirs(models[name], batches, rate, state.steps, flops), deterministic=False)
 
     return {
-        "qkv": Contender(ours(learner), deterministic=True),
+        "qkv": Contender(ours(state), deterministic=True),
         f"transformers, default, {rows} random rows": other("default", random_rows, THEIR_RATE),
         "transformers, tuned": other("tuned", grouped(material), RATE),
         "transformers, tuned, no attention dropout": other("same", grouped(material), RATE),
@@ -239,11 +240,11 @@ def main() -> None:
     asked = parser.parse_args()
     runtime.start()
     for pieces in asked.pieces:
-        learner, prepared = learner_for(recipe_for(asked.data, asked.length, asked.tokens, pieces), pieces)
-        assert learner.steps > (asked.rounds + 4) * asked.steps, "the learning would end before the measuring"
+        state, prepared = learner_for(recipe_for(asked.data, asked.length, asked.tokens, pieces), pieces)
+        assert state.steps > (asked.rounds + 4) * asked.steps, "the learning would end before the measuring"
         found = prepared.tokenizer.size
         print(f"\n{pieces:,} pieces" + ("" if found == pieces else f" ({found:,} of them from the text)"), flush=True)
-        things = contenders(learner, prepared.tokenizer, asked.tokens // asked.length)
+        things = contenders(state, prepared.tokenizer, asked.tokens // asked.length)
         compare(things, asked.rounds, asked.steps)
         where_time_goes(things["qkv"], asked.steps)
 

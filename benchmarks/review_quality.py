@@ -31,14 +31,14 @@ from sklearn.linear_model import LogisticRegression
 from table import head, row, say
 
 from qkv import api
-from qkv.config import DataConfig, Recipe
-from qkv.data.source import open_source
-from qkv.data.split import PARTS
-from qkv.learn import metrics
-from qkv.learn.metrics import Scores
-from qkv.presets import expand
-from qkv.run import Run
+from qkv.config.presets import expand
+from qkv.config.recipe import DataConfig, Recipe
+from qkv.corpus.corpus import open_corpus
+from qkv.corpus.split import SPLITS
+from qkv.metrics import ClassificationMetrics
+from qkv.run.folder import Run
 from qkv.schema import UserError
+from qkv import metrics
 
 CS = (1.0, 3.0, 10.0, 30.0)
 LABELS = ("negative", "positive")
@@ -59,9 +59,9 @@ def data_for(data: str) -> DataConfig:
 
 
 def read(data: DataConfig) -> dict[str, Rows]:
-    """All rows, by the part that `qkv.data.split.part_of` gives them."""
-    source = open_source(data, say)
-    parts: dict[str, Rows] = {part: Rows() for part in PARTS}
+    """All rows, by the part that `qkv.corpus.split.split_of` gives them."""
+    source = open_corpus(data, say)
+    parts: dict[str, Rows] = {part: Rows() for part in SPLITS}
     for part, one in source.rows():
         label = source.label_of(one)
         if label is not None and one.text.strip():
@@ -71,7 +71,7 @@ def read(data: DataConfig) -> dict[str, Rows]:
     return parts
 
 
-def linear(parts: dict[str, Rows]) -> tuple[str, dict[str, Scores], float]:
+def linear(parts: dict[str, Rows]) -> tuple[str, dict[str, ClassificationMetrics], float]:
     """Name, scores and seconds of the linear model."""
     start = time.perf_counter()
     words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2)
@@ -131,15 +131,15 @@ def keras_recipe(data: DataConfig) -> Recipe:
     )
 
 
-def of_run(folder: Path) -> tuple[dict[str, Scores], float]:
+def of_run(folder: Path) -> tuple[dict[str, ClassificationMetrics], float]:
     lines = Run(folder).metrics()
-    scores = {group: found for group, found in api.evaluate(folder).items() if isinstance(found, Scores)}
+    scores = {group: found for group, found in api.evaluate(folder).items() if isinstance(found, ClassificationMetrics)}
     if not scores:
         raise UserError(f"{folder}: is no classifier; accepted: runs with task = 'classify' and labels")
     return scores, lines[-1]["seconds"] if lines else 0.0
 
 
-def models(asked: argparse.Namespace, data: DataConfig) -> Iterator[tuple[str, dict[str, Scores], float]]:
+def models(asked: argparse.Namespace, data: DataConfig) -> Iterator[tuple[str, dict[str, ClassificationMetrics], float]]:
     """Name, scores and seconds of each, as they come."""
     if "linear" not in asked.skip:
         say("the linear model")

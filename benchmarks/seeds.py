@@ -16,11 +16,12 @@ from statistics import median
 from table import head, row, say
 from template_sentences import stories
 
-from qkv import api, recipes
-from qkv.config import Recipe
-from qkv.learn.finish import finish
-from qkv.learn.metrics import Scores
+from qkv import api
+from qkv.config import recipes
+from qkv.config.recipe import Recipe
+from qkv.metrics import ClassificationMetrics
 from qkv.schema import UserError
+from qkv.train.finish import finish
 
 GROUP = "imdb"
 
@@ -37,7 +38,7 @@ def figures(recipe: Recipe, folder: Path) -> list[float]:
     if scores is None:
         raise UserError(f"{folder}: the recipe leaves no test rows to measure on")
     found = scores.get(GROUP, scores["all"])
-    if not isinstance(found, Scores):
+    if not isinstance(found, ClassificationMetrics):
         raise UserError(f"{folder}: is no classifier; accepted: recipes with task = 'classify' and labels")
     told = [share for one in stories(api.load(folder)) for share in (one.raw, one.calibrated)]
     return [found.accuracy, found.ece, *told]

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from table import head, row
 
 from qkv import api
-from qkv.predict import Predictor
-from qkv.prediction import Text
+from qkv.predict.prediction import Text
+from qkv.predict.predictor import Predictor
 from qkv.schema import UserError, listed
 
 PATTERNS = [  # plain, negated, which kind of word
@@ -99,7 +99,7 @@ def sentences() -> list[Sentence]:
 
 def positive_of(predictor: Predictor) -> str:
     """What a model calls positive."""
-    names = predictor.names.labels
+    names = predictor.labels
     for name in ("positive", "1"):
         if name in names and len(names) == 2:
             return name
@@ -108,7 +108,7 @@ def positive_of(predictor: Predictor) -> str:
 
 def stories(predictor: Predictor) -> list[Story]:
     """Both sentences, raw and calibrated."""
-    positive, power = positive_of(predictor), predictor.reading.temperature
+    positive, power = positive_of(predictor), predictor.input_options.temperature
     found = []
     for answer in predictor.predict(list[Text](STORIES)):
         assert answer.probabilities is not None
@@ -148,7 +148,7 @@ def main() -> None:
     head("run", "temperature", *(f"{story} ({kind})" for story in STORIES for kind in ("raw", "calibrated")))
     for run, predictor in predictors.items():
         shares = [share for one in stories(predictor) for share in (one.raw, one.calibrated)]
-        row(run, f"{predictor.reading.temperature:.3f}", *(f"{share:.4f}" for share in shares))
+        row(run, f"{predictor.input_options.temperature:.3f}", *(f"{share:.4f}" for share in shares))
 
 
 if __name__ == "__main__":

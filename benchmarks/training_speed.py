@@ -48,14 +48,15 @@ from transformers import (
     get_linear_schedule_with_warmup,
 )
 
-from qkv import presets, runtime
-from qkv.config import ModelConfig, Recipe
+from qkv import runtime
+from qkv.config import presets
+from qkv.config.recipe import ModelConfig, Recipe
+from qkv.corpus.catalog import cache_folder
+from qkv.corpus.corpus import Source, open_corpus
 from qkv.data.prepare import Prepared, prepare
-from qkv.data.source import Source, open_source
-from qkv.learn.material import Texts
-from qkv.learn.setup import build_materials, finished_recipe, fresh_model
-from qkv.learn.train import Learner, new_learner, train
-from qkv.text.catalog import cache_folder
+from qkv.tasks.material import Texts
+from qkv.train.build import build_materials, resolved_recipe, fresh_model
+from qkv.train.loop import TrainState, new_state, train
 
 BATCH_TOKENS, PIECES, DROPOUT = 4096, 8000, 0.1
 NEVER = 10**9  # steps between two reports or evaluations: they are not what is measured
@@ -102,26 +103,26 @@ def recipe_for(data: str, length: int) -> Recipe:
     )
 
 
-def learner_for(recipe: Recipe, source: Source, prepared: Prepared) -> Learner:
+def learner_for(recipe: Recipe, source: Source, prepared: Prepared) -> TrainState:
     """What `qkv train` builds."""
-    recipe = finished_recipe(recipe, source, prepared)
-    return new_learner(fresh_model(recipe), recipe, *build_materials(recipe, prepared))
+    recipe = resolved_recipe(recipe, source, prepared)
+    return new_state(fresh_model(recipe), recipe, *build_materials(recipe, prepared))
 
 
-def texts_of(learner: Learner) -> Texts:
-    assert isinstance(learner.train, Texts), "the task is classify"
-    return learner.train
+def texts_of(state: TrainState) -> Texts:
+    assert isinstance(state.train, Texts), "the task is classify"
+    return state.train
 
 
-def ours(learner: Learner) -> Callable[[], Work]:
-    reports, material = train(learner), texts_of(learner)
+def ours(state: TrainState) -> Callable[[], Work]:
+    reports, material = train(state), texts_of(state)
     lengths = material.examples.lengths(material.frame)
 
     def step() -> Work:
-        before = learner.progress.tokens
-        _, numbers_B = material.sampler.batch(learner.progress.step)
+        before = state.progress.tokens
+        _, examples_B = material.sampler.batch(state.progress.step)
         next(reports)
-        return learner.progress.tokens - before, useful_flops(learner.recipe.model, lengths[numbers_B])
+        return state.progress.tokens - before, useful_flops(state.recipe.model, lengths[examples_B])
 
     return step
 
@@ -218,24 +219,24 @@ def peak() -> float:
     return 2 * PEAK_SIZE**3 / min(seconds)
 
 
-def contenders(learner: Learner, prepared: Prepared, rows: int) -> dict[str, Contender]:
+def contenders(state: TrainState, prepared: Prepared, rows: int) -> dict[str, Contender]:
     size = prepared.tokenizer.size
     models = {
         name: bert(BertForSequenceClassification, size, share)
         for name, share in (("tuned", DROPOUT), ("same", 0.0), ("default", DROPOUT))
     }
-    own = sum(weight.numel() for weight in learner.model.parameters())
+    own = sum(weight.numel() for weight in state.model.parameters())
     assert all(sum(weight.numel() for weight in model.parameters()) == own for model in models.values())
-    material, steps, rate = texts_of(learner), learner.steps, learner.recipe.train.learning_rate
+    material, steps, rate = texts_of(state), state.steps, state.recipe.train.learning_rate
 
     def flops(inputs: Inputs) -> float:
-        return useful_flops(learner.recipe.model, inputs["attention_mask"].sum(1).numpy())
+        return useful_flops(state.recipe.model, inputs["attention_mask"].sum(1).numpy())
 
     def other(name: str, batches: Iterator[Inputs], rate: float) -> Contender:
         return Contender(theirs(models[name], batches, rate, steps, flops), deterministic=False)
 
     return {
-        "qkv": Contender(ours(learner), deterministic=True),
+        "qkv": Contender(ours(state), deterministic=True),
         "transformers, tuned": other("tuned", grouped(material), rate),
         "transformers, tuned, no attention dropout": other("same", grouped(material), rate),
         f"transformers, default, {rows} random rows": other("default", at_random(material, prepared, rows), 5e-5),
@@ -286,11 +287,11 @@ def main() -> None:
     asked = parser.parse_args()
     runtime.start()
     recipe = recipe_for(asked.data, asked.length)
-    source = open_source(recipe.data, say)
+    source = open_corpus(recipe.data, say)
     prepared = prepare(source, recipe.tokenizer, cache_folder(), say)
-    learner = learner_for(recipe, source, prepared)
-    assert learner.steps > (asked.rounds + 4) * asked.steps, "the learning would end before the measuring"
-    things = contenders(learner, prepared, asked.rows)
+    state = learner_for(recipe, source, prepared)
+    assert state.steps > (asked.rounds + 4) * asked.steps, "the learning would end before the measuring"
+    things = contenders(state, prepared, asked.rows)
     compare(things, asked.rounds, asked.steps)
     where_time_goes(things["qkv"], asked.steps)
 

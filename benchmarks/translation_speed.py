@@ -46,15 +46,16 @@ from transformers import (
 )
 from transformers.trainer_pt_utils import LabelSmoother
 
-from qkv import presets, runtime
-from qkv.config import ModelConfig, Recipe
-from qkv.data.batch import NextBatch
+from qkv import runtime
+from qkv.config import presets
+from qkv.config.recipe import ModelConfig, Recipe
+from qkv.corpus.catalog import cache_folder
+from qkv.corpus.corpus import open_corpus
+from qkv.data.batch import NextTokenBatch
 from qkv.data.prepare import Prepared, prepare
-from qkv.data.source import open_source
-from qkv.learn.sequences import Pairs
-from qkv.learn.setup import build_materials, finished_recipe, form_of, fresh_model
-from qkv.learn.train import Learner, new_learner, train
-from qkv.text.catalog import cache_folder
+from qkv.tasks.sequences import Pairs
+from qkv.train.build import build_materials, resolved_recipe, form_of, fresh_model
+from qkv.train.loop import TrainState, new_state, train
 
 SMOOTHING, RATE, IGNORED = 0.1, 5e-4, -100
 Ints = NDArray[np.int64]
@@ -80,17 +81,17 @@ def recipe_for(data: str, tokens: int) -> Recipe:
     )
 
 
-def learner_for(recipe: Recipe) -> tuple[Learner, Prepared]:
+def learner_for(recipe: Recipe) -> tuple[TrainState, Prepared]:
     """What `qkv train` builds."""
-    source = open_source(recipe.data, say, recipe.task)
+    source = open_corpus(recipe.data, say, recipe.task)
     prepared = prepare(source, recipe.tokenizer, cache_folder(), say, form_of(recipe))
-    recipe = finished_recipe(recipe, source, prepared)
-    return new_learner(fresh_model(recipe), recipe, *build_materials(recipe, prepared)), prepared
+    recipe = resolved_recipe(recipe, source, prepared)
+    return new_state(fresh_model(recipe), recipe, *build_materials(recipe, prepared)), prepared
 
 
-def pairs_of(learner: Learner) -> Pairs:
-    assert isinstance(learner.train, Pairs), "the task is translate"
-    return learner.train
+def pairs_of(state: TrainState) -> Pairs:
+    assert isinstance(state.train, Pairs), "the task is translate"
+    return state.train
 
 
 def useful_flops(config: ModelConfig, targets_B: Ints, sources_B: Ints) -> float:
@@ -104,16 +105,16 @@ def useful_flops(config: ModelConfig, targets_B: Ints, sources_B: Ints) -> float
     return float(6 * (at_source * sources_B.sum() + at_target * targets_B.sum()) + 12 * d * seen.sum())
 
 
-def ours(learner: Learner) -> Callable[[], Work]:
-    reports, lengths_N2 = train(learner), pairs_of(learner).translations.lengths()
+def ours(state: TrainState) -> Callable[[], Work]:
+    reports, lengths_N2 = train(state), pairs_of(state).translations.lengths()
 
     def step() -> Work:
-        before = learner.progress.tokens
-        _, numbers_B = learner.train.sampler.batch(learner.progress.step)
+        before = state.progress.tokens
+        _, examples_B = state.train.sampler.batch(state.progress.step)
         next(reports)
-        lengths_B2 = lengths_N2[numbers_B]
-        work = useful_flops(learner.recipe.model, lengths_B2[:, 0], lengths_B2[:, 1])
-        return learner.progress.tokens - before, work
+        lengths_B2 = lengths_N2[examples_B]
+        work = useful_flops(state.recipe.model, lengths_B2[:, 0], lengths_B2[:, 1])
+        return state.progress.tokens - before, work
 
     return step
 
@@ -151,14 +152,14 @@ def theirs(model: Any, batches: Iterator[Inputs], steps: int, flops: Callable[[I
     return step
 
 
-def in_their_form(batch: NextBatch) -> Inputs:
+def in_their_form(batch: NextTokenBatch) -> Inputs:
     assert batch.source_BS is not None
     keep = torch.ones_like(batch.source_BS) if batch.source_keep_BS is None else batch.source_keep_BS.long()
     labels = torch.full_like(batch.tokens_BL, IGNORED)
-    if batch.places_N is None:
-        labels.view(-1).copy_(batch.words_N)
+    if batch.positions_N is None:
+        labels.view(-1).copy_(batch.targets_N)
     else:
-        labels.view(-1)[batch.places_N] = batch.words_N
+        labels.view(-1)[batch.positions_N] = batch.targets_N
     return {
         "input_ids": batch.source_BS,
         "attention_mask": keep,
@@ -206,13 +207,13 @@ def at_random(material: Pairs, prepared: Prepared, model: Any, rows: int) -> Ite
             yield dict(batch)
 
 
-def joey(learner: Learner, tokens: int) -> Callable[[], Work]:
+def joey(state: TrainState, tokens: int) -> Callable[[], Work]:
     """Its own train step, on batches as its token sampler makes them."""
     from joeynmt.batch import Batch
     from joeynmt.model import build_model
     from joeynmt.vocabulary import Vocabulary
 
-    config, rows = learner.recipe.model, Rows(pairs_of(learner))
+    config, rows = state.recipe.model, Rows(pairs_of(state))
     special = SimpleNamespace(
         unk_token="<unk>", pad_token="<pad>", bos_token="<s>", eos_token="</s>", sep_token=None, unk_id=0, pad_id=1,
         bos_id=2, eos_id=3, sep_id=None, lang_tags=[],
@@ -278,8 +279,8 @@ def _joey_batch(pairs: list[tuple[list[int], list[int]]], make: Any) -> Any:
     return make(padded[0], lengths, None, padded[1], None, indices, device, pad_index=1, eos_index=3)
 
 
-def contenders(learner: Learner, prepared: Prepared, tokens: int) -> dict[str, Contender]:
-    config, material = learner.recipe.model, pairs_of(learner)
+def contenders(state: TrainState, prepared: Prepared, tokens: int) -> dict[str, Contender]:
+    config, material = state.recipe.model, pairs_of(state)
     models = {name: marian(config) for name in ("default", "tuned")}
     rows = max(1, int(tokens / material.translations.lengths().sum(1).mean()))
 
@@ -288,17 +289,17 @@ def contenders(learner: Learner, prepared: Prepared, tokens: int) -> dict[str, C
         return useful_flops(config, targets_B.numpy(), sources_B.numpy())
 
     def other(name: str, batches: Iterator[Inputs]) -> Contender:
-        return Contender(theirs(models[name], batches, learner.steps, flops), deterministic=False)
+        return Contender(theirs(models[name], batches, state.steps, flops), deterministic=False)
 
     found = {
-        "qkv": Contender(ours(learner), deterministic=True),
+        "qkv": Contender(ours(state), deterministic=True),
         f"Marian, default, {rows} random rows": other(
             "default", at_random(material, prepared, models["default"], rows)
         ),
         "Marian, tuned": other("tuned", grouped(material)),
     }
     if find_spec("joeynmt"):
-        found["JoeyNMT"] = Contender(joey(learner, tokens), deterministic=False)
+        found["JoeyNMT"] = Contender(joey(state, tokens), deterministic=False)
     else:
         print("JoeyNMT is not installed here, so it is left out", flush=True)
     return found
@@ -312,9 +313,9 @@ def main() -> None:
     parser.add_argument("--data", default="multi30k-en-de", help="a catalogue name, or aligned files: A -> B")
     asked = parser.parse_args()
     runtime.start()
-    learner, prepared = learner_for(recipe_for(asked.data, asked.tokens))
-    assert learner.steps > (asked.rounds + 4) * asked.steps, "the learning would end before the measuring"
-    things = contenders(learner, prepared, asked.tokens)
+    state, prepared = learner_for(recipe_for(asked.data, asked.tokens))
+    assert state.steps > (asked.rounds + 4) * asked.steps, "the learning would end before the measuring"
+    things = contenders(state, prepared, asked.tokens)
     compare(things, asked.rounds, asked.steps)
     where_time_goes(things["qkv"], asked.steps)
 

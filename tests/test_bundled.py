@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import qkv
-from qkv import bundled, recipes
-from qkv.config import Recipe
+from qkv import bundled
+from qkv.config import recipes
+from qkv.config.recipe import Recipe
 from qkv.schema import read_toml
 
 LARGEST = {"bundled-encoder": 12_000_000, "bundled-en-fr": 4 * 2**20, "bundled-gpt": 4 * 2**20}  # bytes of a folder

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lives import flip
 
 from qkv import disk
 from qkv.schema import UserError
+from tests.support.fork_server import flip
 
 OLD, NEW = b"old" * 50, b"new" * 70
 
@@ -190,7 +190,7 @@ DEATHS = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from lives import doom
+from tests.support.fork_server import doom
 from qkv import disk
 what, folder = sys.argv[2], Path(sys.argv[3])
 doom({"operation": int(sys.argv[4])})

@@ -11,22 +11,22 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-from small_folders import CONFIGS, make_folder
 
 import qkv
-from qkv import presets
+from qkv.config import presets
 from qkv.exchange.folder import write_folder
 from qkv.exchange.hf import write_model
 from qkv.export import Certificate, certify, export_hf
 from qkv.model import build_model
 from qkv.schema import UserError
+from tests.support.small_folders import CONFIGS, make_folder
 
 transformers.utils.logging.disable_progress_bar()
 transformers.utils.logging.set_verbosity_error()
 
 
 def run(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "qkv.app.cli", *arguments]
+    command = [sys.executable, "-m", "qkv.cli.main", *arguments]
     done = subprocess.run(command, input=stdin, capture_output=True, timeout=120)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 

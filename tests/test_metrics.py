@@ -1,4 +1,4 @@
-"""Figures against scikit-learn, hand numbers and slow loops; and the properties a temperature must have."""
+"""Metrics against scikit-learn, hand numbers and slow loops; and the properties a temperature must have."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 
-from qkv.learn import metrics
-from qkv.learn.metrics import Bin
+from qkv import metrics
+from qkv.metrics import Bin
 from qkv.schema import UserError
 
 Floats = NDArray[np.float64]
@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 
 def drawn(rows: int, classes: int, sharpness: float = 1.0, seed: int = 5) -> tuple[Floats, Ints]:
-    """Scores, and labels drawn from the probabilities of scores x sharpness."""
+    """ClassificationMetrics, and labels drawn from the probabilities of scores x sharpness."""
     random = np.random.default_rng(seed)
     logits = random.normal(0.0, 2.0, (rows, classes))
     levels = metrics.softmax(logits * sharpness).cumsum(1)
@@ -146,7 +146,7 @@ def test_a_known_temperature_is_found_again(true: float) -> None:
 
 @pytest.mark.parametrize(("wrong", "rows"), [(1, 4), (1, 10), (499, 1000)])
 def test_temperature_of_hand_numbers(wrong: int, rows: int) -> None:
-    """Scores that differ by 2, `wrong` of them on the wrong side: best when e^(2 / T) = right / wrong."""
+    """ClassificationMetrics that differ by 2, `wrong` of them on the wrong side: best when e^(2 / T) = right / wrong."""
     labels = np.arange(rows) < wrong
     found = metrics.fit_temperature(np.tile([2.0, 0.0], (rows, 1)), labels.astype(np.int64))
     assert found == pytest.approx(min(2 / math.log((rows - wrong) / wrong), 20.0), rel=1e-12)
@@ -184,7 +184,7 @@ def test_newton_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_second_temperature_never_worsens_the_first_by_rounding() -> None:
-    """Scores that have their temperature already: the best is 1, give or take a last bit."""
+    """ClassificationMetrics that have their temperature already: the best is 1, give or take a last bit."""
     for seed in range(300):
         logits, labels = drawn(8, 2, sharpness=0.5, seed=seed)
         logits = logits / metrics.fit_temperature(logits, labels)

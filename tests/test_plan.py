@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from qkv import plan, presets, recipes
-from qkv.config import Family, ModelConfig, Positions, Recipe
+from qkv import plan
+from qkv.config import presets, recipes
+from qkv.config.recipe import Family, ModelConfig, Positions, Recipe
 from qkv.model import EncoderDecoder, build_model, lay_out, plain
 from qkv.schema import UserError
 
@@ -19,7 +20,7 @@ SCHEMES: list[Positions] = ["none", "sinusoidal", "learned", "relative", "t5", "
 
 def config(family: Family, **changes: object) -> ModelConfig:
     sizes = {"vocabulary": 19, "width": 13, "heads": 3, "head_width": 10, "layers": 2, "feedforward": 17, "context": 23}
-    return ModelConfig.read({"family": family, "head": "words", **sizes, **changes})
+    return ModelConfig.read({"family": family, "head": "tokens", **sizes, **changes})
 
 
 @pytest.mark.parametrize("name", presets.names())

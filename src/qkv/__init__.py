@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from qkv.api import evaluate, load, train
-    from qkv.estimator import TransformerClassifier
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
 __all__ = ["TransformerClassifier", "evaluate", "load", "train"]
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are loaded on first use, so that importing the package does not load torch."""
+    """Public names are loaded on first use, so that importing the package does not load torch. Their types are in
+    __init__.pyi."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module("qkv.estimator" if name == "TransformerClassifier" else "qkv.api"), name)
+    return getattr(import_module("qkv.sklearn" if name == "TransformerClassifier" else "qkv.api"), name)

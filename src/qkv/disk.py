@@ -52,8 +52,9 @@ def replace_file(path: Path, content: bytes | Callable[[Path], None]) -> None:
 
 
 @contextmanager
-def new_folder(target: Path) -> Iterator[Path]:
-    """A folder to fill under another name; when the block ends it gets a manifest and its place, in one step."""
+def new_folder(target: Path, *, manifest: bool = True) -> Iterator[Path]:
+    """A temporary folder to fill; when the block ends it gets a manifest, if wanted, and is renamed, in one step. The
+    target may exist if it is an empty folder."""
     temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -61,7 +62,8 @@ def new_folder(target: Path) -> Iterator[Path]:
         yield temporary
         for file in temporary.iterdir():
             sync(file)
-        write_manifest(temporary, [file.name for file in temporary.iterdir()])
+        if manifest:
+            write_manifest(temporary, [file.name for file in temporary.iterdir()])
         sync(temporary)
         temporary.rename(target)
         sync(target.parent)

@@ -1,9 +1,11 @@
-"""A model leaves for the rest of the world, with a certificate that it is still the same model."""
+"""Export to other libraries, with a certificate that the model gives the same logits there."""
 
 from __future__ import annotations
 
 import datetime
 import hashlib
+import importlib
+import importlib.util
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,15 +13,13 @@ import torch
 from torch import Tensor
 
 from qkv import __version__
-from qkv.config import ModelConfig
+from qkv.config.recipe import ModelConfig
 from qkv.data.prepare import TARGET
-from qkv.exchange import peer
-from qkv.exchange.folder import WEIGHTS, open_folder, write_folder
+from qkv.exchange.folder import WEIGHTS, ModelFiles, open_folder, write_folder
 from qkv.exchange.hf import read_model, write_model
-from qkv.exchange.names import carried
-from qkv.exchange.written import Written
+from qkv.exchange.special_tokens import carried
 from qkv.model.transformer import EncoderDecoder, Model
-from qkv.run import Run
+from qkv.run.folder import Run
 from qkv.schema import UserError
 
 TOKENIZER_FILES = (
@@ -27,12 +27,14 @@ TOKENIZER_FILES = (
     "vocab.json", "merges.txt", "source.spm", "target.spm", "spiece.model", "tokenizer.model",
 )  # fmt: skip
 RUN_FILES = ("recipe.toml", "curves.png")  # that say how a model was made
+# What their outputs are called, in the order in which ours are put in a row.
+FIELDS = ("prediction_logits", "logits", "seq_relationship_logits", "last_hidden_state", "pooler_output")
 LENGTHS = (7, 13, 16)  # tokens of the texts that are compared
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """How far the exported model is from ours: the largest difference in scores, by whom it was computed."""
+    """The largest difference between our logits and those of the exported model, and who computed them."""
 
     architecture: str
     peer: str
@@ -42,10 +44,10 @@ class Certificate:
     independent: bool = True  # the witness is not qkv itself
 
     def must_hold(self) -> None:
-        """An export that is another model is not written."""
+        """Refuse an export whose logits differ."""
         if not self.difference <= 1e-4 * max(1.0, self.largest):  # also where it is not a number
-            sizes = f"{self.difference:.2e}, where the largest score is {self.largest:.3g}"
-            raise UserError(f"{self.architecture} is not the same model by {self.peer}: scores differ by {sizes}")
+            sizes = f"{self.difference:.2e}, where the largest logit is {self.largest:.3g}"
+            raise UserError(f"{self.architecture}: {self.peer} computes other logits: they differ by {sizes}")
 
 
 def export_hf(run: Path, target: Path, *, half: bool = False) -> Certificate:
@@ -83,15 +85,15 @@ def export_hf(run: Path, target: Path, *, half: bool = False) -> Certificate:
 
 
 @torch.no_grad()
-def certify(model: Model, config: ModelConfig, written: Written, folder: Path) -> Certificate:
+def certify(model: Model, config: ModelConfig, written: ModelFiles, folder: Path) -> Certificate:
     """Scores of the model and of the folder for the same tokens; by `transformers` where it is installed."""
     texts = [_tokens(length, config.vocabulary) for length in _lengths(config)]
     words_only = written.name.endswith(
         "ForMaskedLM"
     )  # of a model that also judges pairs, where they have no such class
     ours = torch.cat([_scores(model, tokens, words_only) for tokens in texts])
-    if peer.is_installed():
-        theirs, witness = peer.their_scores(written.name, folder, texts)
+    if has_transformers():
+        theirs, witness = their_logits(written.name, folder, texts)
     else:
         again = read_model(open_folder(folder))[0].eval()
         theirs, witness = (
@@ -99,7 +101,7 @@ def certify(model: Model, config: ModelConfig, written: Written, folder: Path) -
             f"qkv {__version__}, read back",
         )
     difference, largest = (ours - theirs).abs().max().item(), ours.abs().max().item()
-    return Certificate(written.name, witness, difference, largest, ours.numel(), independent=peer.is_installed())
+    return Certificate(written.name, witness, difference, largest, ours.numel(), independent=has_transformers())
 
 
 def _lengths(config: ModelConfig) -> list[int]:
@@ -131,7 +133,7 @@ def _scores(model: Model, tokens_1L: Tensor, words_only: bool) -> Tensor:
     return torch.cat([part.flatten() for part in (said if has_answer else [hidden_1LD, *said])])
 
 
-def _card(title: str, config: ModelConfig, written: Written, certificate: Certificate, digest: str) -> str:
+def _card(title: str, config: ModelConfig, written: ModelFiles, certificate: Certificate, digest: str) -> str:
     """The README.md of an exported folder."""
     count = sum(tensor.numel() for tensor in written.tensors.values())
     lengths = ", ".join(str(length) for length in _lengths(config))
@@ -139,7 +141,7 @@ def _card(title: str, config: ModelConfig, written: Written, certificate: Certif
     return f"""# {title}
 
 {written.name}, {count:,} numbers in model.safetensors; {config.family}, {config.layers} layers, {config.width} wide.
-Written by qkv {__version__} on {datetime.date.today()}. sha256 of model.safetensors: `{digest}`
+ModelFiles by qkv {__version__} on {datetime.date.today()}. sha256 of model.safetensors: `{digest}`
 
 ## Certificate
 
@@ -153,3 +155,21 @@ from transformers import {written.name}
 model = {written.name}.from_pretrained("this folder")
 ```
 """
+
+
+def has_transformers() -> bool:
+    return importlib.util.find_spec("transformers") is not None
+
+
+def their_logits(name: str, folder: Path, texts: list[Tensor]) -> tuple[Tensor, str]:
+    """All outputs of the transformers class for token ids (1, L), in one row, loaded as users do; and its version."""
+    transformers = importlib.import_module("transformers")
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # tensors of ours that it passes over are not worth a report
+    model = getattr(transformers, name).from_pretrained(folder, local_files_only=True, dtype=torch.float32).eval()
+    scores = []
+    for tokens in texts:
+        target = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
+        said = model(input_ids=tokens, **target)
+        scores += [said[field].flatten() for field in FIELDS if said.get(field) is not None]
+    return torch.cat(scores), f"transformers {transformers.__version__}"

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from qkv.config import ModelConfig, Recipe
+from qkv.config.recipe import ModelConfig, Recipe
 from qkv.model.build import lay_out
 from qkv.model.layers import GATED
 from qkv.model.transformer import EncoderDecoder, Model

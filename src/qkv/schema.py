@@ -1,38 +1,51 @@
-"""What a strict table of choices is: frozen, refusing what it does not know, and able to explain itself.
+"""Strict, frozen tables of settings that explain themselves, and `UserError`.
 
-This is the mechanism; `config.py` declares the choices. A key is declared once, with its default, the values it
-accepts, a sentence and a unit; help texts, error messages and the comments in a written recipe all come from there.
+This is the mechanism; `config/recipe.py` declares the keys. A key is declared once, with its default, accepted values,
+description and unit. Help texts, error messages and the comments in a written recipe all come from that declaration.
 """
 
 from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, cast, get_args
+from typing import Any, ClassVar, Self, cast, get_args
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 LARGEST_FILE = 1_000_000  # bytes; a recipe is a page of text, anything larger is another kind of file
+Say = Callable[[str], None]  # receives messages for the user, one sentence each
 
 
 class UserError(ValueError):
-    """A mistake in what the user wrote: shown as one sentence, never as a traceback; exit code 2."""
+    """An error in the user's input: shown as one sentence, never as a traceback; exit code 2."""
 
 
-def key(default: Any, sentence: str, unit: str = "", **limits: float) -> Any:
-    """Declare one recipe key: its default, what it means, what it is counted in, its limits (`ge`, `gt`, `le`, ...)."""
-    extra: dict[str, Any] = {"description": sentence, "json_schema_extra": {"unit": unit}, **limits}
+def silent(sentence: str) -> None:
+    """A `Say` that discards its message."""
+
+
+def key(default: Any, sentence: str, unit: str = "", tasks: tuple[str, ...] = (), **limits: float) -> Any:
+    """Declare one recipe key: default, description, unit, the tasks that read it (none: all), and its limits (`ge`,
+    `gt`, `le`, ...)."""
+    prefix = f"{', '.join(tasks)}: " if tasks else ""
+    meta = {"unit": unit, "tasks": list(tasks)}
+    extra: dict[str, Any] = {"description": prefix + sentence, "json_schema_extra": meta, **limits}
     return Field(default, **extra)
 
 
 class Section(BaseModel):
-    """What every part of a recipe has in common: it cannot change, and it refuses what it does not know."""
+    """Base class of every table in a recipe: frozen, and strict about unknown keys.
+
+    `renamed` maps a former key, or a former `key = value`, to what replaces it. A recipe that still has one is refused
+    with the new spelling.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def read(cls, table: Mapping[str, Any], where: str = "") -> Self:
@@ -136,7 +149,7 @@ def _value(text: str) -> Any:
 
 
 def fits_a_line(name: str) -> bool:
-    """Whether a name can be printed on one line: a label from a table, or from a stranger's config."""
+    """Whether a name can be printed on one line: a label from a table, or from an untrusted config."""
     return name.isprintable() and 0 < len(name) <= 200
 
 
@@ -160,6 +173,10 @@ def _sentence(section: type[Section], detail: ErrorDetails) -> str:
     names = [str(part) for part in detail["loc"]]
     path, found = _short(repr(".".join(names))[1:-1]), _shown(detail["input"])
     inner = _section_at(section, names[:-1])
+    name = names[-1] if names else ""
+    replaced_by = inner.renamed.get(name) or inner.renamed.get(f"{name} = {detail['input']}")
+    if replaced_by:
+        return f"{path} = {found}: was renamed; write {replaced_by}"
     if detail["type"] == "extra_forbidden":
         for table, field in inner.model_fields.items():  # a key without its table
             if isinstance(field.annotation, type) and names[-1] in getattr(field.annotation, "model_fields", ()):

@@ -1,16 +1,22 @@
-"""What crosses from data to learning: some examples side by side, as tensors.
+"""Examples to tensors: padding, and what every batch has.
 
-B examples · L tokens of the longest · S of the longest source · N words to be guessed · M examples that are pairs
+B examples · L tokens of the longest
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
+
+from qkv.tokenizer.tokenizer import Template
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -20,52 +26,52 @@ class Batch(ABC):
     tokens_BL: Tensor
     keep_BL: Tensor | None
     segments_BL: Tensor | None
-    numbers_B: NDArray[np.int64]  # which examples these are
+    examples_B: Ints  # which examples these are
     real_tokens: int  # without padding
 
     @property
     @abstractmethod
     def counts(self) -> dict[str, float]:
-        """How much there is of each part of the loss: known before the model is asked, so that the counts of all
+        """The number of targets of each part of the loss. Known before the forward pass, so that the counts of all
         micro-batches can be added first."""
 
 
 @dataclass(frozen=True)
-class LabelBatch(Batch):
-    """Texts or pairs with labels: numbers of classes, or grades (then they are floats)."""
+class Padded:
+    """Sequences of token ids side by side, padded on the right."""
 
-    labels_B: Tensor
-    weights_B: Tensor  # how much each example counts
+    tokens_BL: Tensor
+    keep_BL: Tensor
+    segments_BL: Tensor
+    real_tokens: int
 
-    @property
-    def counts(self) -> dict[str, float]:
-        return {"labels": float(self.weights_B.double().sum())}
-
-
-@dataclass(frozen=True)
-class WordBatch(Batch):
-    """Texts or pairs with hidden words. What is to be guessed is listed: no position, and no number, means "ignore",
-    so neither loss can take the other's targets for its own."""
-
-    places_N: Tensor  # of the words to be guessed, in the flattened tokens (row * L + column), ascending
-    words_N: Tensor  # what stood there
-    pairs_M: Tensor  # the rows that are pairs
-    strangers_M: Tensor  # of each pair: 0 the second text is the next, 1 it is a stranger's (as in BERT's files)
-
-    @property
-    def counts(self) -> dict[str, float]:
-        return {"word": float(len(self.words_N)), "next": float(len(self.pairs_M))}
-
-
-@dataclass(frozen=True)
-class NextBatch(Batch):
-    """Texts of which every next word is to be guessed; of a translation, with the source they are made from."""
-
-    places_N: Tensor | None  # of the words to be guessed from, in the flattened tokens; None: every place
-    words_N: Tensor  # what comes next there
-    source_BS: Tensor | None = None
-    source_keep_BS: Tensor | None = None
+    @staticmethod
+    def of(ids: Sequence[ArrayLike], segments: Sequence[ArrayLike] | None = None, *, pad: int = 0) -> Padded:
+        """Token ids, and segments where there are pairs."""
+        lengths_B = np.array([np.size(one) for one in ids])
+        shape = (len(ids), int(lengths_B.max(initial=1)))
+        tokens_BL, segments_BL = np.full(shape, pad, np.int64), np.zeros(shape, np.int64)
+        for row, length in enumerate(lengths_B):
+            tokens_BL[row, :length] = ids[row]
+            if segments is not None:
+                segments_BL[row, :length] = segments[row]
+        keep_BL = torch.from_numpy(np.arange(shape[1]) < lengths_B[:, None])
+        return Padded(torch.from_numpy(tokens_BL), keep_BL, torch.from_numpy(segments_BL), int(lengths_B.sum()))
 
     @property
-    def counts(self) -> dict[str, float]:
-        return {"word": float(len(self.words_N))}
+    def mask_BL(self) -> Tensor | None:
+        """`keep_BL`, or None where nothing is padding: attention without a mask is faster."""
+        return None if bool(self.keep_BL.all()) else self.keep_BL
+
+
+def framed(a: Ints, b: Ints | None, template: Template) -> tuple[Ints, Ints]:
+    """A text, or a pair, with its special tokens: ids and segments.
+
+    [SEP] and segments separate a pair (measured by `qkv lab special`).
+    """
+    parts = [template.before, a, template.between, () if b is None else b, template.after]
+    ids = np.concatenate([np.asarray(part, np.int64) for part in parts])
+    segments = np.zeros_like(ids)
+    if b is not None:
+        segments[len(template.before) + len(a) + len(template.between) :] = template.segment_b
+    return ids, segments

@@ -1,8 +1,9 @@
-"""From a recipe's data to stores on the disk: rows are split by hash, a tokenizer is trained on the training rows, and
-every row is tokenised once.
+"""From the files of a recipe to stores on the disk: rows are split by hash, a tokenizer is trained on the training
+rows, and every row is tokenised once.
 
 Several passes over the files, none of which keeps them in memory: one counts labels and trains the tokenizer, then each
-part is tokenised.
+split is tokenised. A folder of stores is named by a hash of all that went into it (texts, columns, tokenizer), so a
+stale one is never used. It appears complete or not at all, and its manifest is checked whenever it is opened.
 """
 
 from __future__ import annotations
@@ -13,49 +14,52 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import filelock
 
 from qkv import disk
-from qkv.config import TokenizerConfig
-from qkv.data.source import Say, Source, hashed
-from qkv.data.split import PARTS, Part
-from qkv.data.store import Store, Writer, open_store, read_facts
-from qkv.data.tokenise import Form, Tokeniser
-from qkv.schema import UserError, fits_a_line, listed
-from qkv.text.corpus import Row
-from qkv.text.tokenizer import Tokenizer
-from qkv.text.vocabulary import train_tokenizer
+from qkv.config.recipe import TokenizerConfig
+from qkv.corpus.corpus import Corpus, hashed, parse_number
+from qkv.corpus.files import Row
+from qkv.corpus.sentences import identity
+from qkv.corpus.split import SPLITS, Split
+from qkv.data.store import Store, Writer, open_store, read_facts, write_rows, write_sentences
+from qkv.schema import Say, UserError, fits_a_line, listed, silent
+from qkv.tokenizer.tokenizer import Tokenizer
+from qkv.tokenizer.train import train_tokenizer
 
 TARGET = "target_tokenizer.json"
-EXAMPLES = 1  # version of how stores become examples and batches: a run goes on only with the one it was begun with
-VERSION = 5  # of all that decides what a store holds beside its inputs
+EXAMPLES = 2  # version of how stores become examples and batches: a run resumes only with the one it was begun with
+VERSION = 6  # of all that decides what a store holds beside its inputs
 TRAINING_CHARACTERS = 100_000_000  # a tokenizer learns nothing more from more text
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Data that is ready to learn from. There is no test store: a model is tested on texts as users give them."""
+    """Tokenised data. There is no test store: a model is tested on raw text, as users give it."""
 
     tokenizer: Tokenizer
-    target: Tokenizer | None  # of translations, where it is another
+    target: Tokenizer | None  # the target tokenizer of translations, where it is another
     labels: tuple[str, ...]
     train: Store
     validation: Store
-    counts: dict[str, dict[str, int]]  # part -> label -> rows
-    text_bytes: dict[str, int]  # part -> bytes of its texts, as UTF-8
+    counts: dict[str, dict[str, int]]  # split -> label -> rows
+    text_bytes: dict[str, int]  # split -> bytes of its texts, as UTF-8
     notes: list[str]
     data_hash: str
+
+    def rows(self, split: Split) -> int:
+        return sum(self.counts[split].values())
 
 
 @dataclass
 class _Tally:
-    """What the first pass finds."""
+    """What the first pass counts."""
 
-    counts: dict[Part, Counter[str]] = field(default_factory=lambda: {part: Counter() for part in PARTS})
-    text_bytes: Counter[Part] = field(default_factory=Counter)
+    counts: dict[Split, Counter[str]] = field(default_factory=lambda: {split: Counter() for split in SPLITS})
+    text_bytes: Counter[Split] = field(default_factory=Counter)
     empty: int = 0
     unlabelled: int = 0
     first_empty: str = ""
@@ -71,128 +75,135 @@ class _Tally:
         if self.unlabelled:
             said.append(f"{self.unlabelled:,} rows have no label and are left out, first {self.first_unlabelled}")
         if self.elsewhere:
-            found = f"{self.elsewhere:,} rows are also in a held-out file"
+            found = f"{self.elsewhere:,} rows are also in a validation or test file"
             said.append(f"{found} and are left out, first {self.first_elsewhere}")
         return said
 
-    def note_elsewhere(self, row: Row) -> None:
+    def count_held_out(self, row: Row) -> None:
         self.elsewhere += 1
         self.first_elsewhere = self.first_elsewhere or row.place
 
 
-def prepare(
-    source: Source,
-    wanted: TokenizerConfig | Tokenizer,
-    cache: Path,
-    say: Say = lambda sentence: None,
-    form: Form = Form(),  # noqa: B008  (frozen)
-) -> Prepared:
-    """Stores and tokenizer for a source: from the cache, or made now. Only one process makes them, others wait. A
-    tokenizer is trained as wanted, or it is given."""
-    # The order in which label names are given is the order of the labels, and no part of the data's hash.
+def prepare(corpus: Corpus, wanted: TokenizerConfig | Tokenizer, cache: Path, say: Say = silent) -> Prepared:
+    """Stores and tokenizer of a corpus: from the cache, or made now. Only one process makes them, others wait. A
+    tokenizer is trained as configured, unless one is given."""
+    # The order of label names is the order of the labels, and not part of the data's hash.
     by = hashed(wanted.to_json()) if isinstance(wanted, Tokenizer) else wanted.model_dump()
-    parts = [VERSION, source.data_hash, list(source.label_names), by, form.identity()]
-    folder = cache / "stores" / hashed(parts)[:32]
+    format = {**asdict(corpus.format), "sentences": corpus.format.sentences and identity(corpus.format.sentences)}
+    folder = cache / "stores" / hashed([VERSION, corpus.data_hash, list(corpus.label_names), by, format])[:32]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(folder.with_suffix(".lock")):
             for left in folder.parent.glob(f"{folder.name}.tmp-*"):
-                shutil.rmtree(left, ignore_errors=True)  # of a process that was killed: whoever lives waits for us
+                shutil.rmtree(left, ignore_errors=True)  # of a killed process: a live one holds the lock
             wrong = disk.problems(folder) if folder.exists() else []
             if wrong:
-                say(f"{wrong[0]}; made anew")
+                say(f"{wrong[0]}; rebuilding it")
                 disk.remove_folder(folder)
             if not folder.exists():
-                _make(source, wanted, form, folder, say)
+                _make(corpus, wanted, folder, say)
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror}; QKV_CACHE names another place") from None
-    return _open(source, form, folder)
+        raise UserError(f"{folder}: cannot be written: {error.strerror}; set QKV_CACHE to another folder") from None
+    return _open(corpus, folder)
 
 
-def _make(source: Source, wanted: TokenizerConfig | Tokenizer, form: Form, folder: Path, say: Say) -> None:
-    tally = _Tally()
-    say("reading" if isinstance(wanted, Tokenizer) else "reading, and training the tokenizer")
-    tokenizer, target = _tokenizers(source, wanted, form, tally)
-    labels = _labels(source, form, tally)
-    say(f"tokenising {sum(sum(c.values()) for c in tally.counts.values()):,} rows")
-    made_by = Tokeniser(form, tokenizer, target, tuple(labels))
+def _make(corpus: Corpus, wanted: TokenizerConfig | Tokenizer, folder: Path, say: Say) -> None:
+    tally, format = _Tally(), corpus.format
+    say("reading the corpus" if isinstance(wanted, Tokenizer) else "reading the corpus and training the tokenizer")
+    tokenizer, target = _tokenizers(corpus, wanted, tally)
+    labels = _labels(corpus, tally)
+    say(f"tokenising {sum(sum(c.values()) for c in tally.counts.values()):,} {format.unit}")
     with disk.new_folder(folder) as made:
         (made / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
         if target is not None:
             (made / TARGET).write_text(target.to_json(), encoding="utf-8")
-        for part in ("train", "validation"):
-            with Writer(made, part, pairs=source.columns.pair is not None, grades=form.grades) as writer:
-                made_by.write(source, (row for _, row in source.rows([part])), writer)
-        facts = {"labels": labels, "counts": tally.counts, "bytes": tally.text_bytes, "notes": tally.notes()}
+        for split in ("train", "validation"):
+            rows = (row for _, row in corpus.rows([split]) if _is_whole(corpus, row))
+            with Writer(made, split, pairs=_has_pairs(corpus), numbers=format.labels == "numbers") as writer:
+                if format.sentences is not None:
+                    write_sentences(rows, tokenizer, format.sentences, writer)
+                else:
+                    write_rows(rows, tokenizer, target, lambda row: _number(corpus, labels, row), writer)
+        facts = {"labels": list(labels), "counts": tally.counts, "bytes": tally.text_bytes, "notes": tally.notes()}
         (made / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
-        source.must_be_unchanged()
+        corpus.check_unchanged()
+
+
+def _is_whole(corpus: Corpus, row: Row) -> bool:
+    """Whether a row has text and label."""
+    return corpus.format.has_text(row) and corpus.format.label(corpus, row) is not None
+
+
+def _has_pairs(corpus: Corpus) -> bool:
+    return corpus.columns.pair is not None
+
+
+def _number(corpus: Corpus, labels: dict[str, int], row: Row) -> float:
+    """What a store holds of a row's label."""
+    label = corpus.label_of(row) or ""
+    return parse_number(label, row.place) if corpus.format.labels == "numbers" else labels.get(label, -1)
 
 
 def _tokenizers(
-    source: Source, wanted: TokenizerConfig | Tokenizer, form: Form, tally: _Tally
+    corpus: Corpus, wanted: TokenizerConfig | Tokenizer, tally: _Tally
 ) -> tuple[Tokenizer, Tokenizer | None]:
-    """The tokenizer, and that of the translations where it is another. All rows are counted on the way."""
-    rows = _training_rows(source, form, tally)
+    """The tokenizer, and the target tokenizer where it is another. All rows are counted on the way."""
+    rows = _training_rows(corpus, tally)
     first = next(rows, None)
     made: Tokenizer | None = wanted if isinstance(wanted, Tokenizer) else None
     target = None
     if not isinstance(wanted, Tokenizer) and first is not None:
-        keys = wanted.model_dump(exclude={"shared"})
-        texts, seconds = _sides(
-            itertools.chain([first], rows), apart=form.holds == "translations" and not wanted.shared
-        )
-        made = train_tokenizer(texts, **keys, around=form.around)
-        target = train_tokenizer(seconds, **keys, around=form.around) if seconds is not None else None
+        keys = wanted.model_dump(exclude={"shared"}) | {"around": corpus.format.special_tokens}
+        every = itertools.chain([first], rows)
+        if corpus.format.aligned and not wanted.shared:
+            sources, targets = itertools.tee(every)
+            made = train_tokenizer((row.text for row in sources), **keys)
+            target = train_tokenizer((row.pair or "" for row in targets), **keys)
+        else:
+            made = train_tokenizer((text for row in every for text in (row.text, row.pair) if text), **keys)
     for _ in rows:
-        pass  # what the tokenizer had no need of is still counted
-    _labels(source, form, tally)  # says what is wrong where there is nothing to learn from
+        pass  # rows that the tokenizer did not need are still counted
+    _labels(corpus, tally)  # raises where there is nothing to train on
     assert made is not None, "there are training rows"
     return made, target
 
 
-def _sides(rows: Iterator[Row], *, apart: bool) -> tuple[Iterator[str], Iterator[str] | None]:
-    """The texts of these rows, first and second; `apart`: the second ones by themselves."""
-    if apart:
-        one, other = itertools.tee(rows)
-        return (row.text for row in one), (row.pair or "" for row in other)
-    return (text for row in rows for text in (row.text, row.pair) if text), None
-
-
-def _training_rows(source: Source, form: Form, tally: _Tally) -> Iterator[Row]:
+def _training_rows(corpus: Corpus, tally: _Tally) -> Iterator[Row]:
     """The training rows for the tokenizer, as many as it needs; all rows are counted on the way."""
     given = 0
-    for part, row in source.rows(left_out=tally.note_elsewhere):
-        label = form.label_of(source, row)
-        if not form.has_text(row):
+    for split, row in corpus.rows(left_out=tally.count_held_out):
+        label = corpus.format.label(corpus, row)
+        if not corpus.format.has_text(row):
             tally.empty += 1
             tally.first_empty = tally.first_empty or row.place
         elif label is None:
             tally.unlabelled += 1
             tally.first_unlabelled = tally.first_unlabelled or row.place
         else:
-            tally.counts[part][label] += 1
-            tally.text_bytes[part] += len(row.text.encode("utf-8", "surrogatepass"))
+            tally.counts[split][label] += 1
+            tally.text_bytes[split] += len(row.text.encode("utf-8", "surrogatepass"))
             tally.first_of.setdefault(label, row.place)
-            if part == "train" and given < TRAINING_CHARACTERS:
+            if split == "train" and given < TRAINING_CHARACTERS:
                 given += len(row.text) + len(row.pair or "")
                 yield row
 
 
-def _labels(source: Source, form: Form, tally: _Tally) -> list[str]:
-    """The labels of the training rows, in order: by number where all are whole numbers, else by name."""
+def _labels(corpus: Corpus, tally: _Tally) -> dict[str, int]:
+    """The labels of the training rows and their ids: in numeric order where all are whole numbers, else by name."""
     counted = tally.counts["train"]
     everything = sum(sum(counts.values()) for counts in tally.counts.values())
     if not everything or (not counted and tally.notes()):
         left_out = "; ".join(tally.notes())
-        raise UserError(f"{source.where}: no rows to learn from" + (f": {left_out}" if left_out else ""))
+        raise UserError(f"{corpus.where}: no rows to train on" + (f": {left_out}" if left_out else ""))
     if not counted:
         raise UserError(
-            f"{source.where}: all {everything:,} rows are held out (their texts are alike), none is left to learn from"
+            f"{corpus.where}: all {everything:,} rows are in the validation and test splits (their texts are equal); "
+            "none is left to train on"
         )
-    if form.holds != "labels":
-        return []
-    _check_labels(source, counted, tally.first_of)
-    rank = {name: number for number, name in enumerate(source.label_names.values())}
+    if corpus.format.labels != "classes":
+        return {}
+    _check_labels(corpus, counted, tally.first_of)
+    rank = {name: number for number, name in enumerate(corpus.label_names.values())}
     whole = all(re.fullmatch(r"-?[0-9]{1,1000}", label) for label in counted)
     labels = sorted(counted, key=lambda label: (rank.get(label, len(rank)), int(label) if whole else 0, label))
     for label in itertools.chain(tally.counts["validation"], tally.counts["test"]):
@@ -200,27 +211,30 @@ def _labels(source: Source, form: Form, tally: _Tally) -> list[str]:
             raise UserError(
                 f"{tally.first_of[label]}: label {label!r} is in no training row; known: {listed(labels[:100])}"
             )
-    return labels
+    return {label: number for number, label in enumerate(labels)}
 
 
-def _check_labels(source: Source, counted: Counter[str], first_of: dict[str, str]) -> None:
+def _check_labels(corpus: Corpus, counted: Counter[str], first_of: dict[str, str]) -> None:
     """Are these the names of classes?"""
     rows = sum(counted.values())
+    column = corpus.columns.label
     if len(counted) > 100 and 2 * len(counted) > rows:
         found = f"{len(counted):,} different labels in {rows:,} training rows"
-        raise UserError(f"{source.where}: {found}; is {source.columns.label!r} the column of labels?")
+        raise UserError(f"{corpus.where}: {found}; is {column!r} the label column? data.label names another")
     if len(counted) < 2:
         found = f"only one label, {next(iter(counted))!r}, in {rows:,} training rows"
-        raise UserError(f"{source.where}: {found} of column {source.columns.label!r}; a classifier needs two at least")
+        raise UserError(f"{corpus.where}: {found} of column {column!r}; a classifier needs at least two")
     for label in counted:
         if not fits_a_line(label):
             accepted = "at most 200 printable characters"
-            raise UserError(f"{first_of[label]}: label {ascii(label)[:80]} is no name; accepted: {accepted}")
+            raise UserError(f"{first_of[label]}: label {ascii(label)[:80]}; accepted: {accepted}")
 
 
-def _open(source: Source, form: Form, folder: Path) -> Prepared:
-    facts, pairs = read_facts(folder), source.columns.pair is not None
-    train, validation = (open_store(folder, part, pairs=pairs, grades=form.grades) for part in ("train", "validation"))
+def _open(corpus: Corpus, folder: Path) -> Prepared:
+    facts, numbers = read_facts(folder), corpus.format.labels == "numbers"
+    train, validation = (
+        open_store(folder, split, pairs=_has_pairs(corpus), numbers=numbers) for split in ("train", "validation")
+    )
     return Prepared(
         tokenizer=Tokenizer.from_file(folder / "tokenizer.json"),
         target=Tokenizer.from_file(folder / TARGET) if (folder / TARGET).exists() else None,
@@ -230,5 +244,5 @@ def _open(source: Source, form: Form, folder: Path) -> Prepared:
         counts=facts["counts"],
         text_bytes=facts["bytes"],
         notes=facts["notes"],
-        data_hash=source.data_hash,
+        data_hash=corpus.data_hash,
     )

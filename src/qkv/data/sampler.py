@@ -21,8 +21,8 @@ from qkv.streams import permutation, stream
 GROWTH = 1.04
 
 
-class Sampler:
-    """Batch number -> examples. `lengths` (N) or (N, 2) are in tokens, `budget` in tokens with padding."""
+class BatchSampler:
+    """Batch number -> examples. `lengths` (N) or (N, 2) and `budget` are in tokens, the budget with padding."""
 
     def __init__(self, lengths: NDArray[np.int64], budget: int, seed: int) -> None:
         ceilings = _ceilings(int(lengths.max(initial=1)))
@@ -53,6 +53,15 @@ class Sampler:
         """All examples once, shortest first, in batches of the same size: for evaluation."""
         order = np.argsort(self._cells, kind="stable")
         return [order[a:b] for a, b in zip(self._cuts[:-1], self._cuts[1:], strict=True)]
+
+
+def evenly(batches: list[NDArray[np.int64]], tokens: int, wanted: int) -> list[NDArray[np.int64]]:
+    """An even choice of these batches, which have so many tokens in all, of about `wanted` tokens; 0: all."""
+    share = wanted / max(1, tokens)
+    if wanted == 0 or share >= 1:
+        return batches
+    chosen = np.unique(np.floor(np.arange(0.5, len(batches), max(1.0, 1 / share))).astype(int))
+    return [batches[number] for number in chosen]
 
 
 def _ceilings(longest: int) -> NDArray[np.int64]:

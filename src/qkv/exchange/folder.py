@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from qkv.disk import sync
+from qkv.disk import new_folder
 from qkv.schema import UserError
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
@@ -36,6 +36,17 @@ DTYPES = {
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
 ACCEPTED = f"accepted: a folder with {CONFIG} and {WEIGHTS}, as `save_pretrained` of transformers writes it"
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model ready to be written: the name of its class, config.json, and weights. `computed` are tensors among them
+    that are not trained."""
+
+    name: str
+    config: dict[str, Any]
+    tensors: dict[str, Tensor]
+    computed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -223,20 +234,12 @@ def write_folder(
     target = Path(os.path.realpath(path))
     weights = sum(tensor.nbytes + 256 for tensor in tensors.values())
     needed = weights + sum(len(content) + 4096 for content in [*own.values(), *files.values()])
-    temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
     try:
         _check_place(target, needed)
-        temporary.mkdir()
-        try:
-            _fill(temporary, {**own, **files}, tensors)
+        with new_folder(target, manifest=False) as folder:
+            _fill(folder, {**own, **files}, tensors)
             if last is not None:
-                (temporary / "README.md").write_text(last(temporary), encoding="utf-8")
-            for part in (*temporary.iterdir(), temporary):
-                sync(part)
-            temporary.rename(target)  # also onto an empty folder, in one step
-            sync(target.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)  # after the rename there is nothing of that name
+                (folder / "README.md").write_text(last(folder), encoding="utf-8")
     except (OSError, SafetensorError) as error:
         reason = f"{_shown(error)} ({needed / 2**20:,.1f} MiB are needed)"
         raise UserError(f"{target}: cannot be written: {reason}; nothing half-written was left") from None

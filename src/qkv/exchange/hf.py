@@ -1,5 +1,5 @@
-"""Foreign models in and out, by the tables of `architectures.py`. Nothing is computed here: weights are only renamed,
-stacked, split or reordered, so a model that comes in and goes out again is equal to the bit.
+"""Hugging Face models in and out, by the tables of `encoders`, `decoders` and `encoder_decoders`. Nothing is computed:
+weights are only renamed, stacked, split or reordered, so a model that is read and written again is equal to the bit.
 
 Reading compares names and shapes with what the config promises before any weight is read.
 """
@@ -14,18 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.config import ModelConfig
-from qkv.exchange.architectures import ACTIVATIONS, DECODERS, ENCODERS, Architecture, Variant
-from qkv.exchange.folder import Folder
-from qkv.exchange.own import KIND, read_own
-from qkv.exchange.rules import Rule, sinusoid
-from qkv.exchange.translators import TRANSLATORS
-from qkv.exchange.written import Written
+from qkv.config.recipe import ModelConfig
+from qkv.exchange.architecture import ACTIVATION_NAMES, Architecture, Variant, WeightRule, sinusoid
+from qkv.exchange.decoders import DECODERS
+from qkv.exchange.encoder_decoders import ENCODER_DECODERS
+from qkv.exchange.encoders import ENCODERS
+from qkv.exchange.folder import Folder, ModelFiles
+from qkv.exchange.native import KIND, read_native, write_native
 from qkv.model.build import lay_out
 from qkv.model.transformer import Model
 from qkv.schema import UserError, listed
 
-ARCHITECTURES = (*ENCODERS, *DECODERS, *TRANSLATORS)
+ARCHITECTURES = (*ENCODERS, *DECODERS, *ENCODER_DECODERS)
 # What older files hold beside weights: counters and masks, and a table of T5's that nothing reads.
 LEFTOVERS = re.compile(
     r"(position_ids|\.attn\.(masked_)?bias|rotary_emb\.inv_freq|EncDecAttention\.relative_attention_bias\.weight)$"
@@ -35,7 +35,7 @@ LEFTOVERS = re.compile(
 def read_model(folder: Folder) -> tuple[Model, ModelConfig]:
     """The model in a Hugging Face folder or in one of our own, with its weights in float32."""
     if folder.config.get("model_type") == KIND:
-        return read_own(folder)
+        return read_native(folder)
     architecture = _architecture(folder)
     problems = []
     for variant in _likeliest_first(folder, architecture):
@@ -52,19 +52,24 @@ def read_model(folder: Folder) -> tuple[Model, ModelConfig]:
     raise UserError(f"{folder.path}: {problems[0]}")
 
 
-def can_leave(config: ModelConfig) -> bool:
+def is_exportable(config: ModelConfig) -> bool:
     """Whether some foreign architecture has these parts."""
     try:
-        _exit(config)
+        _architecture_of(config)
     except UserError:
         return False
     return True
 
 
-def write_model(model: Model, config: ModelConfig, carried: Mapping[str, Any] | None = None) -> Written:
-    """A model in the foreign architecture that its parts make. `carried` are further keys for config.json (token ids,
-    label names). Where no architecture has these parts, the error names the part that stands in the way."""
-    architecture, variant = _exit(config)
+def model_files(model: Model, config: ModelConfig, carried: Mapping[str, Any]) -> ModelFiles:
+    """A model as it is written: in a Hugging Face architecture if its parts make one, else in our own."""
+    return (write_model if is_exportable(config) else write_native)(model, config, carried)
+
+
+def write_model(model: Model, config: ModelConfig, carried: Mapping[str, Any] | None = None) -> ModelFiles:
+    """A model in the Hugging Face architecture that its parts make. `carried` are further keys for config.json (token
+    ids, label names). Where no architecture has these parts, the error names the part that prevents it."""
+    architecture, variant = _architecture_of(config)
     prefix = "" if variant.head == "none" else architecture.body
     theirs = _with_their_weights(config, architecture)
     own, tensors = model.state_dict(), {}
@@ -80,7 +85,7 @@ def write_model(model: Model, config: ModelConfig, carried: Mapping[str, Any] | 
         if name.replace("@", prefix) in tensors:
             tensors[idle.replace("@", prefix)] = tensors[name.replace("@", prefix)].clone()
     said = _write_config(theirs, architecture, variant, carried or {})
-    return Written(variant.name, said, tensors, frozenset(computed))
+    return ModelFiles(variant.name, said, tensors, frozenset(computed))
 
 
 def _architecture(folder: Folder) -> Architecture:
@@ -136,11 +141,11 @@ def _read_config(folder: Folder, architecture: Architecture, variant: Variant) -
         table["context"] += architecture.context_offset
     for key in architecture.activation:
         name = _value(folder.config, architecture, key)
-        if not isinstance(name, str) or name not in ACTIVATIONS:
-            raise UserError(f"{where}: {key} = {name!r} has no part in qkv; accepted: {listed(ACTIVATIONS)}")
-        table["activation"] = ACTIVATIONS[name]
+        if not isinstance(name, str) or name not in ACTIVATION_NAMES:
+            raise UserError(f"{where}: {key} = {name!r} has no part in qkv; accepted: {listed(ACTIVATION_NAMES)}")
+        table["activation"] = ACTIVATION_NAMES[name]
     table["pooler"] = table["activation"] if variant.pooler == "activation" else variant.pooler
-    if "text.output" in variant.weights and variant.head == "classes":
+    if "text.output" in variant.weights and variant.head == "classification":
         table["classes"] = _classes(folder, variant)
     return _checked(table, architecture, where)
 
@@ -182,7 +187,7 @@ def _value(their_config: Mapping[str, Any], architecture: Architecture, key: str
     return architecture.defaults.get(key) if found is None else found
 
 
-def _rule(name: str, architecture: Architecture, variant: Variant) -> tuple[Rule, list[str]]:
+def _rule(name: str, architecture: Architecture, variant: Variant) -> tuple[WeightRule, list[str]]:
     """The rule for one of our weights and its foreign names, written out but for the prefix."""
     layer = re.search(r"\.blocks\.(\d+)\.", name)
     general = re.sub(r"\.blocks\.\d+\.", ".blocks.{i}.", name)
@@ -225,8 +230,8 @@ def _misfit(
     surplus = [name for name in found if name not in known and not LEFTOVERS.search(name)]
     if surplus:
         return f"a tensor {surplus[0]!r}{_more(surplus)}, for which {variant.name} has no place"
-    if variant.head == "classes" and config.classes == 1:
-        return "one output is a grade, not a class"
+    if variant.head == "classification" and config.classes == 1:
+        return "one output is a regression, not a class"
     for name, shape in expected.items():
         if not folder.dtypes[found[name]].is_floating_point:
             return f"tensor {name!r} holds {folder.dtypes[found[name]]}; accepted: floating-point weights"
@@ -273,7 +278,7 @@ def _own_names(architecture: Architecture, variant: Variant, model: Model) -> se
     return {n.replace("@", "") for name in model.state_dict() for n in _rule(name, architecture, variant)[1]}
 
 
-def _exit(config: ModelConfig) -> tuple[Architecture, Variant]:
+def _architecture_of(config: ModelConfig) -> tuple[Architecture, Variant]:
     """The architecture and class that a config's parts make."""
     misfits = []
     for architecture in ARCHITECTURES:
@@ -298,18 +303,18 @@ def _problems(c: ModelConfig, architecture: Architecture, variant: Variant) -> I
     if "target_vocabulary" not in architecture.keys and c.family == "encoder-decoder":
         needed["target_vocabulary"] = c.vocabulary
     free = {"output_bias"} if needed["output_bias"] else set()  # a bias we have not is written as zeros
-    if c.head not in ("words", "pretraining"):
+    if c.head not in ("tokens", "pretraining"):
         free |= {"output_bias", "output_scale"}
-    if c.head in ("none", "words") and c.pooler == "none":
+    if c.head in ("none", "tokens") and c.pooler == "none":
         free |= {"pool"}
     for key, value in needed.items():
         if key not in free and getattr(c, key) != value:
             yield f"{key} = {value!r} (here {getattr(c, key)!r})"
-    tied_matters = c.family == "encoder-decoder" or c.head in ("words", "pretraining")
+    tied_matters = c.family == "encoder-decoder" or c.head in ("tokens", "pretraining")
     if tied_matters and _their_tied(c.tied, architecture) is None:
         yield f"tied = {listed(architecture.tied)} (here {c.tied!r})"
-    if architecture.activation and c.activation not in ACTIVATIONS.values():
-        yield f"activation = {listed(dict.fromkeys(ACTIVATIONS.values()))} (here {c.activation!r})"
+    if architecture.activation and c.activation not in ACTIVATION_NAMES.values():
+        yield f"activation = {listed(dict.fromkeys(ACTIVATION_NAMES.values()))} (here {c.activation!r})"
 
 
 def _their_tied(tied: str, architecture: Architecture) -> str | None:
@@ -350,13 +355,13 @@ def _write_config(
     if architecture.context_offset:
         written["max_position_embeddings"] -= architecture.context_offset
     for key in architecture.activation:
-        written[key] = next(name for name, ours in ACTIVATIONS.items() if ours == full.activation)
+        written[key] = next(name for name, ours in ACTIVATION_NAMES.items() if ours == full.activation)
     written |= architecture.tied.get(full.tied, {})
-    if full.head in ("classes", "grade"):
-        count = full.classes if full.head == "classes" else 1
+    if full.head in ("classification", "regression"):
+        count = full.classes if full.head == "classification" else 1
         written.setdefault("id2label", {str(i): f"LABEL_{i}" for i in range(count)})
         written.setdefault("label2id", {label: int(i) for i, label in written["id2label"].items()})
-        written["problem_type"] = "single_label_classification" if full.head == "classes" else "regression"
+        written["problem_type"] = "single_label_classification" if full.head == "classification" else "regression"
     return _nested(written)
 
 

@@ -1,4 +1,4 @@
-"""Every claim of the textbook as an experiment on the real model. One file a lab; this one finds them by name."""
+"""The textbook's claims as experiments on the real model: one file a lab in `experiments/`, found here by name."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ def load(name: str) -> Lab:
     """A lab by its name."""
     if name not in NAMES:
         raise UserError(f"lab {name!r}: {nearest(name, NAMES)}")
-    lab: Lab = import_module(f"qkv.labs.{name.replace('-', '_')}").LAB
+    lab: Lab = import_module(f"qkv.labs.experiments.{name.replace('-', '_')}").LAB
     return lab

@@ -1,4 +1,4 @@
-"""An arm of an experiment: a model trained for a moment by the same code that trains for real, and thrown away.
+"""An arm of an experiment: a small model trained with the training code of qkv, and discarded.
 
 Every arm is a recipe. What differs between two arms of a lab is what differs between their recipes, and nothing else:
 the same rows, in the same order, by the same loop.
@@ -19,32 +19,29 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from qkv.config import Recipe
-from qkv.data.prepare import Prepared, prepare
-from qkv.data.source import open_source
+from qkv.config.presets import expand
+from qkv.config.recipe import Recipe
+from qkv.data.prepare import Prepared
 from qkv.labs.lab import Setting
-from qkv.learn.card import root_files
-from qkv.learn.evaluate import Evaluation
-from qkv.learn.setup import build_materials, check_recipe, finished_recipe, form_of, fresh_model
-from qkv.learn.shipping import written_model
-from qkv.learn.start import copy_weights, read_start
-from qkv.learn.train import new_learner, train
 from qkv.model.transformer import Decoder, Model
-from qkv.presets import expand
-from qkv.text.tokenizer import Tokenizer
+from qkv.tasks.task import Validation
+from qkv.tokenizer.tokenizer import Tokenizer
+from qkv.train.build import build_state, open_data
+from qkv.train.loop import train
+from qkv.train.model_files import final_model, tokenizer_files
 
 NEVER = 10**9
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What came out of a training, and how it came there."""
+    """A trained arm."""
 
     model: Model
     recipe: Recipe
     prepared: Prepared
-    losses: tuple[float, ...]  # of the training rows, at every report
-    evaluation: Evaluation  # of the validation rows, at the end
+    losses: tuple[float, ...]  # training loss at every report
+    validation: Validation  # at the end
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -52,11 +49,11 @@ class Arm:
 
     @property
     def loss(self) -> float:
-        return self.evaluation.loss
+        return self.validation.loss
 
     @property
     def accuracy(self) -> float:
-        return self.evaluation.figures["accuracy"]
+        return self.validation.metrics["accuracy"]
 
 
 class Bench:
@@ -80,24 +77,16 @@ class Bench:
 
     def train(self, what: str, table: Mapping[str, Any]) -> Arm:
         """Train what a recipe, as plain values, says. Nothing is written but the tokenised rows."""
-        recipe = expand(dict(table))
-        check_recipe(recipe)
-        start, source = read_start(recipe), open_source(recipe.data, task=recipe.task)
-        tokenizer = recipe.tokenizer if start is None else start.tokenizer
-        prepared = prepare(source, tokenizer, self.folder, form=form_of(recipe))
-        recipe = finished_recipe(recipe, source, prepared, start)
-        materials, model = build_materials(recipe, prepared), fresh_model(recipe)
-        if start is not None:
-            copy_weights(start, model, recipe.model)
-        learner = new_learner(model, recipe, *materials)
-        losses, evaluation = list[float](), None
-        for report in train(learner):
+        data = open_data(expand(dict(table)), cache=self.folder)
+        state, _ = build_state(data)
+        losses, validation = list[float](), None
+        for report in train(state):
             if report.line is not None:
                 losses.append(report.line["loss"])
                 self.tick(f"{what}: step {report.step} of {report.steps}")
-            evaluation = report.evaluation or evaluation
-        assert evaluation is not None, "the last step is evaluated"
-        return Arm(learner.model.eval(), recipe, prepared, tuple(losses), evaluation)
+            validation = report.validation or validation
+        assert validation is not None, "the last step is validated"
+        return Arm(state.model.eval(), data.recipe, data.prepared, tuple(losses), validation)
 
     def decoder(
         self, what: str, corpus: str, setting: Setting, train: Mapping[str, Any], *, length: int = 64, **parts: Any
@@ -121,12 +110,12 @@ class Bench:
         )
 
     def keep(self, name: str, arm: Arm) -> str:
-        """Write what an arm has learnt as a folder that another one can go on from; its path, for `init`."""
-        folder, written = self.folder / name, written_model(arm.model, arm.recipe, arm.prepared, 1.0)
+        """Write an arm as a folder that another one can fine-tune; its path, for `init`."""
+        folder, files = self.folder / name, final_model(arm.model, arm.recipe, arm.prepared, 1.0)
         folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(written.config))
-        save_file(written.tensors, folder / "model.safetensors", {"format": "pt"})
-        for file, content in root_files(arm.prepared, arm.recipe).items():
+        (folder / "config.json").write_text(json.dumps(files.config))
+        save_file(files.tensors, folder / "model.safetensors", {"format": "pt"})
+        for file, content in tokenizer_files(arm.prepared, arm.recipe).items():
             (folder / file).write_bytes(content)
         return str(folder)
 
@@ -159,7 +148,7 @@ def loss_by_place(arm: Arm, documents: Sequence[str], length: int) -> list[float
     assert isinstance(arm.model, Decoder), "it completes"
     running = [token for ids in arm.tokenizer.ids(list(documents)) for token in ids]
     windows = torch.tensor(running[: len(running) // length * length]).view(-1, length)
-    first = torch.tensor([list(arm.tokenizer.frame(pair=False).before)]).expand(len(windows), -1)
+    first = torch.tensor([list(arm.tokenizer.template(pair=False).before)]).expand(len(windows), -1)
     total = torch.zeros(length, dtype=torch.float64)
     for some, begin in zip(windows.split(64), first.split(64), strict=True):
         given = torch.cat([begin, some], 1)[:, :-1]

@@ -11,9 +11,9 @@ import re
 from collections.abc import Sequence
 from html import escape
 
-from qkv.labs import shipped
+from qkv.labs import published
 from qkv.labs.lab import CORRECTED, FAILS, HOLDS, UNDECIDED, Finding, Result, Verdict, readable
-from qkv.pictures import STYLE
+from qkv.plots import STYLE
 
 SIGNS: dict[Verdict, str] = {HOLDS: "✓", CORRECTED: "✓*", FAILS: "✗", UNDECIDED: "?"}
 STYLES = """
@@ -87,7 +87,7 @@ def _numbers(result: Result) -> str:
     return (
         '<div class="table"><table><thead><tr><th>claim</th><th>measured</th><th>rule</th><th>decision</th></tr>'
         f"</thead><tbody>{rows}</tbody></table></div><p class='soft'>{escape(how)}. {escape(figures)}.</p>"
-        f"<p class='soft'>Beside it: {escape(shipped.sentence(result.lab.name))}</p>"
+        f"<p class='soft'>Beside it: {escape(published.sentence(result.lab.name))}</p>"
     )
 
 

@@ -1,7 +1,7 @@
 """From a config to a model: the only file of this room that reads a config. Parts are chosen by name in tables.
 
 A model is first laid out without memory, counted, and only then allocated and given its initial weights. The
-base model has 63,082,496 weights with 37,000 shared pieces (measured by `qkv lab count`).
+base model has 63,082,496 weights with a vocabulary of 37,000 shared tokens (measured by `qkv lab count`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from qkv.config import ModelConfig
+from qkv.config.recipe import ModelConfig
 from qkv.model.attention import Attention
-from qkv.model.heads import TextHead, Transform, WordHead
+from qkv.model.heads import TextHead, TokenHead, Transform
 from qkv.model.layers import GATED, NORMS, Block, FeedForward, Residual
 from qkv.model.positions import T5, Alibi, Learned, NoPositions, Positions, Relative, Rotary, Sinusoidal
 from qkv.model.transformer import Decoder, Embedding, Encoder, EncoderDecoder, Model, Stack
@@ -60,7 +60,7 @@ def lay_out(
             vocabulary=full.vocabulary, width=full.width, segments=full.segments, scaled=full.embedding_scale
         )
         stack = partial(_build_stack, full, dropout=dropout, attention_dropout=attention_dropout)
-        words, text = _build_words(full), _build_text(full, dropout)
+        words, text = _build_tokens(full), _build_text(full, dropout)
         if full.family == "encoder":
             return Encoder(embedding, stack(layers=full.layers), words, text)
         if full.family == "decoder":
@@ -110,8 +110,8 @@ def _build_norm(c: ModelConfig) -> nn.Module:
     return NORMS[c.norm](c.width, c.norm_eps, c.bias)
 
 
-def _build_words(c: ModelConfig) -> WordHead | None:
-    if c.head not in ("words", "pretraining"):
+def _build_tokens(c: ModelConfig) -> TokenHead | None:
+    if c.head not in ("tokens", "pretraining"):
         return None
     transform: nn.Module = nn.Identity()
     if c.family == "encoder":
@@ -120,13 +120,13 @@ def _build_words(c: ModelConfig) -> WordHead | None:
         )
     vocabulary = c.target_vocabulary or c.vocabulary
     tied = c.tied in ("output", "all")
-    return WordHead(
+    return TokenHead(
         width=c.width, vocabulary=vocabulary, tied=tied, bias=c.output_bias, scaled=c.output_scale, transform=transform
     )
 
 
 def _build_text(c: ModelConfig, dropout: float) -> TextHead | None:
-    outputs = {"pretraining": 2, "classes": c.classes, "grade": 1}.get(c.head, 0)
+    outputs = {"pretraining": 2, "classification": c.classes, "regression": 1}.get(c.head, 0)
     if not outputs and c.pooler == "none":
         return None
     bias = c.family == "encoder"  # GPT-2's and Llama's classifiers have none

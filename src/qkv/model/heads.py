@@ -1,4 +1,4 @@
-"""What is read off the last layer: a word for each position, or one answer for a whole text.
+"""What is read off the last layer: logits of a token for each position, or one answer for a whole text.
 
 N positions of any shape · B batch · L length · D width · V vocabulary
 """
@@ -16,11 +16,11 @@ from qkv.model.dropout import Dropout
 from qkv.model.layers import ACTIVATIONS
 
 
-class WordHead(nn.Module):
-    """Scores for every word (N, V).
+class TokenHead(nn.Module):
+    """Logits of every token (N, V).
 
     Tied (Press and Wolf, 2017), it has no table of its own and reads the one it is given, so that there is one tensor
-    to train, to save and to load. `transform` is BERT's extra layer before the words; `scaled` divides by sqrt(width).
+    to train, to save and to load. `transform` is BERT's extra layer before the output; `scaled` divides by sqrt(width).
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class WordHead(nn.Module):
 
 
 class Transform(nn.Module):
-    """Dense layer, activation, norm: what BERT puts between the last layer and the words (Devlin et al., 2019)."""
+    """Dense layer, activation, norm: what BERT puts between the last layer and the output (Devlin et al., 2019)."""
 
     def __init__(self, *, width: int, activation: str, norm: nn.Module) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Transform(nn.Module):
 
 
 class TextHead(nn.Module):
-    """One answer for a whole text: next sentence or not (2 outputs), classes, or a grade (1 output).
+    """One answer for a whole text: next sentence or not (2 outputs), classes, or a number (1 output).
 
     A vector is pooled from the last layer, goes through an optional dense layer (the pooler), then to the outputs.
     With outputs = 0 the pooled vector itself is the answer.

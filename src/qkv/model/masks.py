@@ -29,7 +29,7 @@ def check_shape(name: str, keep: Tensor | None, rows: int, queries: int, keys: i
 
 
 def causal(pos_q: Tensor, pos_k: Tensor) -> Tensor:
-    """No position sees a later one (B or 1, 1, L, S). No future word changes a past score (measured by `qkv lab mask`).
+    """No position sees a later one (B or 1, 1, L, S). No future token changes a past logit (`qkv lab mask`).
 
     It compares positions, not indices, so that it is also right where one new query meets many cached keys.
     """
@@ -44,7 +44,7 @@ def both(a: Tensor | None, b: Tensor | None) -> Tensor | None:
 
 
 def packed(documents_BL: Tensor) -> tuple[Tensor, Tensor]:
-    """Several documents in one row, told apart by number: a mask that keeps them strangers, positions that start anew.
+    """Several documents in one row, told apart by number: a mask that separates them, positions that start anew.
 
     documents_BL (1, 1, 1, 2, 2) gives positions (0, 1, 2, 0, 1).
     """

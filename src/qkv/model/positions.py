@@ -103,7 +103,7 @@ class Rotary(_NoEmbed, _NoBias):
     """Turns each pair of features of q and k by an angle that grows with position, so that q.k depends on the distance
     only (Su et al., 2021, section 3.2). Feature i is paired with i + K/2, as in Llama; the paper pairs neighbours.
 
-    Masked-word training leaves its plateau far earlier with rotary than with learned positions (measured by `qkv lab
+    Masked-token training leaves its plateau far earlier with rotary than with learned positions (measured by `qkv lab
     long-range`).
     """
 

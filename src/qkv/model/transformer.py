@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from qkv.model.attention import Attend, View, taken
 from qkv.model.cache import Cache, KeyValue
 from qkv.model.dropout import Dropout
-from qkv.model.heads import TextHead, WordHead, place_in_rows
+from qkv.model.heads import TextHead, TokenHead, place_in_rows
 from qkv.model.layers import Block
 from qkv.model.masks import both, causal, check_shape, grid, positions_of
 from qkv.model.positions import Positions
@@ -98,7 +98,7 @@ class Stack(nn.Module):
             check_shape("the source's keep", memory_keep, rows, length, memory[0].k_NHSK.shape[2])
         allowed = both(grid(keep), causal(pos, pos_k)) if self.causal else grid(keep)
         view = View(self.positions, self.positions.frame(pos, pos_k, x_BLD), allowed, attend)
-        memory_view = View(keep=grid(memory_keep), attend=attend)  # how far a source word is away means nothing
+        memory_view = View(keep=grid(memory_keep), attend=attend)  # distance to a source token means nothing
         x_BLD = self.drop(self.embedding_norm(self.positions.embed(x_BLD, pos)))
         own: list[KeyValue] = []
         early = bool(self.blocks[-1].each_alone)
@@ -136,7 +136,7 @@ class Encoder(nn.Module):
     Before the encoder a word has one vector. After it, one in each sentence (measured by `qkv lab context`).
     """
 
-    def __init__(self, embedding: Embedding, stack: Stack, words: WordHead | None, text: TextHead | None) -> None:
+    def __init__(self, embedding: Embedding, stack: Stack, words: TokenHead | None, text: TextHead | None) -> None:
         super().__init__()
         self.embedding, self.stack, self.words, self.text = embedding, stack, words, text
 
@@ -157,14 +157,14 @@ class Encoder(nn.Module):
         return self.stack(x_BLD, pos, keep, attend=attend, at_N=at_N)[0]
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Scores for every word at the given hidden states, of any leading shape: ask only where there is a target."""
-        return _word_scores(self.words, hidden_ND, self.embedding.table_VD)
+        """Logits of every token at the given hidden states, of any leading shape: ask only where there is a target."""
+        return _token_logits(self.words, hidden_ND, self.embedding.table_VD)
 
 
 class Decoder(nn.Module):
     """Every token sees itself and those before it (GPT; Radford et al., 2018)."""
 
-    def __init__(self, embedding: Embedding, stack: Stack, words: WordHead | None, text: TextHead | None) -> None:
+    def __init__(self, embedding: Embedding, stack: Stack, words: TokenHead | None, text: TextHead | None) -> None:
         super().__init__()
         self.embedding, self.stack, self.words, self.text = embedding, stack, words, text
 
@@ -193,15 +193,15 @@ class Decoder(nn.Module):
         return self.stack.step(self.embedding(tokens_NL), cache, keep_NL, attend)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Scores for every next word at the given hidden states, of any leading shape."""
-        return _word_scores(self.words, hidden_ND, self.embedding.table_VD)
+        """Logits of every next token at the given hidden states, of any leading shape."""
+        return _token_logits(self.words, hidden_ND, self.embedding.table_VD)
 
 
 class EncoderDecoder(nn.Module):
     """The original Transformer (Vaswani et al., 2017): a decoder that also asks an encoder."""
 
     def __init__(
-        self, embedding: Embedding, target: Embedding | None, encoder: Stack, decoder: Stack, words: WordHead | None
+        self, embedding: Embedding, target: Embedding | None, encoder: Stack, decoder: Stack, words: TokenHead | None
     ) -> None:
         super().__init__()
         self.embedding, self.target = embedding, target  # no target embedding of its own: both sides share one
@@ -219,8 +219,8 @@ class EncoderDecoder(nn.Module):
         memory_keep: Tensor | None = None,
         attend: Attend | None = None,
     ) -> Tensor:
-        """Hidden states of the target (B, L, D), all positions at once. `memory_keep` (B, L, S) says which target word
-        may ask which source word, for several pairs in one row; else `source_keep` does."""
+        """Hidden states of the target (B, L, D), all positions at once. `memory_keep` (B, L, S) says which target token
+        may attend to which source token, for several pairs in one row; else `source_keep` does."""
         memory = self.decoder.remember(self.encode(source_BS, source_keep, pos=source_pos, attend=attend))
         memory_keep = source_keep if memory_keep is None else memory_keep
         x_BLD = self._embed_target(target_BL)
@@ -245,8 +245,8 @@ class EncoderDecoder(nn.Module):
         return self.decoder.step(self._embed_target(tokens_NL), cache, keep_NL, attend)
 
     def logits(self, hidden_ND: Tensor) -> Tensor:
-        """Scores for every target word at the given hidden states, of any leading shape."""
-        return _word_scores(self.words, hidden_ND, (self.target or self.embedding).table_VD)
+        """Logits of every target token at the given hidden states, of any leading shape."""
+        return _token_logits(self.words, hidden_ND, (self.target or self.embedding).table_VD)
 
     def _embed_target(self, tokens_BL: Tensor) -> Tensor:
         return (self.target or self.embedding)(tokens_BL)
@@ -277,7 +277,9 @@ def text_answers(
     """One answer for each text. Where it is read off one token, the last layer is computed for that token only."""
     head = model.text
     if head is None:
-        raise UserError("this model was built without a head for texts; accepted: model.head = 'classes' or 'grade'")
+        raise UserError(
+            "this model was built without a head for texts; accepted: model.head = 'classification' or 'regression'"
+        )
     if head.place is None or tokens_BL.shape[-1] == 0:  # the model says best what is wrong with no tokens
         return head(hidden_states(model, tokens_BL, keep_BL, segments_BL), keep_BL)
     whole_BL = torch.ones_like(tokens_BL, dtype=torch.bool) if keep_BL is None else keep_BL
@@ -285,9 +287,9 @@ def text_answers(
     return head.answer(hidden_states(model, tokens_BL, keep_BL, segments_BL, at_B))
 
 
-def _word_scores(words: WordHead | None, hidden_ND: Tensor, table_VD: Tensor) -> Tensor:
+def _token_logits(words: TokenHead | None, hidden_ND: Tensor, table_VD: Tensor) -> Tensor:
     if words is None:
-        raise UserError("this model was built without a word head; accepted: model.head = 'words' or 'pretraining'")
+        raise UserError("this model was built without a token head; accepted: model.head = 'tokens' or 'pretraining'")
     return words(hidden_ND, table_VD)
 
 

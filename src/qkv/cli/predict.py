@@ -1,0 +1,155 @@
+"""`qkv predict`: predictions for texts from arguments, a file or standard input."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.tree import Tree
+
+from qkv.cli.console import AsJson, progress_bar, say, stdout
+from qkv.schema import UserError
+
+if TYPE_CHECKING:
+    from qkv.predict.beam_trace import BeamTrace
+    from qkv.predict.predictor import Predictor
+
+
+def predict(  # noqa: PLR0913  (each is an option)
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a Hugging Face folder or a bundled model.")],
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT ...]", help="Texts. Without any: lines of stdin.")
+    ] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Read texts from a file, one a line.")] = None,
+    top: Annotated[int, typer.Option(help="Number of tokens to show for each [MASK].")] = 5,
+    max_tokens: Annotated[int | None, typer.Option(help="Maximum length of generated text, in tokens.")] = None,
+    beam: Annotated[int | None, typer.Option(help="Beam width; 1 disables beam search.")] = None,
+    length_penalty: Annotated[float | None, typer.Option(help="Length penalty of beam search.")] = None,
+    best: Annotated[int, typer.Option(help="Number of outputs of a beam search (n-best).")] = 1,
+    temperature: Annotated[float | None, typer.Option(help="Sampling temperature; 0 is greedy decoding.")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the K most probable tokens.")] = None,
+    top_p: Annotated[
+        float | None,
+        typer.Option(help="Nucleus sampling: sample from the smallest set of tokens whose probabilities sum to P."),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Random seed of sampling.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="End generated text at this string; repeatable.")] = None,
+    beams: Annotated[bool, typer.Option("--show-beams", help="Show the tree of each beam search.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Predict, one line a text: a label with its probability, a number, tokens for [MASK], a continuation or a
+    translation. A single continuation streams when stdout is a terminal."""
+    from qkv.api import load
+
+    given, predictor = read_texts(texts, file), load(run)
+    decode = {"max_tokens": max_tokens, "beam": beam, "length_penalty": length_penalty, "temperature": temperature}
+    options = {"best": best, "seed": seed, "stop": stop or [], **decode, "top_k": top_k, "top_p": top_p}
+    if beams:
+        _show_beams(stdout(), predictor, given, options, as_json=as_json)
+    elif may_stream(predictor, texts, options) and not as_json:
+        _stream(predictor, given[0], options)
+    else:
+        _show_predictions(predictor, given, top, options, as_json=as_json)
+
+
+def may_stream(predictor: Predictor, texts: list[str] | None, options: dict[str, Any]) -> bool:
+    """Whether the output is shown as it is generated: one continuation without beam search, on a terminal."""
+    single = len(texts or ()) == 1 and predictor.config.family == "decoder" and predictor.generates
+    return single and sys.stdout.isatty() and predictor.generation_options(**options).decode.beam == 1
+
+
+def _stream(predictor: Predictor, text: str, options: dict[str, Any]) -> None:
+    for piece in predictor.stream(text, **{name: value for name, value in options.items() if name != "best"}):
+        print(piece, end="", flush=True)
+    print()
+
+
+def _show_predictions(
+    predictor: Predictor, given: list[str], top: int, options: dict[str, Any], *, as_json: bool
+) -> None:
+    """One line for each text."""
+    texts = [text_or_pair(text, number, predictor) for number, text in enumerate(given, 1)]
+    with progress_bar("predicting", len(texts)) as progress:
+        predictions = predictor.predict(texts, top=top, progress=progress, **options)
+    for one in predictions:
+        print(json.dumps(one.to_json(), ensure_ascii=False) if as_json else one)
+    truncated = [number for number, one in enumerate(predictions, 1) if one.truncated]
+    if truncated:
+        say(f"note: {len(truncated)} of {len(predictions)} texts were truncated, first text {truncated[0]}")
+
+
+def text_or_pair(line: str, number: int, predictor: Predictor) -> str | tuple[str, str]:
+    """A line as the model reads it: one text, or two separated by a tab."""
+    first, tab, second = line.partition("\t")
+    if not predictor.input_options.pairs:
+        return (first, second) if tab and predictor.config.head == "pretraining" else line
+    if not tab:
+        raise UserError(f"text {number}: this model needs pairs; separate the two texts by a tab")
+    return first, second
+
+
+def read_texts(texts: list[str] | None, file: Path | None) -> list[str]:
+    """The texts to predict: arguments, a file, or standard input; one a line, without line ends."""
+    if texts and file:
+        raise UserError("give texts or --file, not both")
+    if texts:
+        return texts
+    if not file and sys.stdin.isatty():
+        say("reading texts from the terminal, one a line; end with Ctrl-D")
+    try:
+        raw = file.read_bytes() if file else sys.stdin.buffer.read()
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}") from None
+    try:
+        lines = raw.decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        raise UserError(
+            f"{file or 'stdin'}, line {line}: not UTF-8; convert it, for example with iconv -t utf-8"
+        ) from None
+    return [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
+
+
+def _show_beams(
+    console: Console, predictor: Predictor, given: list[str], options: dict[str, Any], *, as_json: bool
+) -> None:
+    """The tree of each text's beam search. Branches that were dropped or have ended are marked."""
+    from qkv.predict.beam_trace import trace_beams
+
+    for text in given:
+        trace = trace_beams(predictor, text, **options)
+        if as_json:
+            print(json.dumps(trace.to_json(), ensure_ascii=False))
+            continue
+        console.print(_tree(trace))
+        for output, found in trace.outputs:
+            figures = f"log-probability {found.log_probability:.4f}, score {found.score:.4f}"
+            limit = "" if found.ended else ", length limit reached"
+            console.print(f"-> {escape(output)}   ({figures}{limit})")
+
+
+def _tree(trace: BeamTrace) -> Tree:
+    root = Tree(escape(trace.text))
+    level: list[Tree] = [root]
+    for number, nodes in enumerate(trace.steps):
+        last = number + 1 == len(trace.steps)
+        continued = set() if last else {node.parent for node in trace.steps[number + 1]}
+        grown = []
+        for index, node in enumerate(nodes):
+            state = "" if index in continued or last else "  [dim]dropped[/dim]"
+            if node.ended:
+                state = "  [bold]ended[/bold]"
+            source = ""
+            if node.alignment:
+                weight, token = max(zip(node.alignment, trace.source, strict=True))
+                source = f"  [dim]<- {escape(token)} {weight:.2f}[/dim]"
+            figures = f"{node.log_probability:.3f} / {node.length_penalty:.3f} = {node.score:.3f}"
+            parent = level[node.parent] if node.parent is not None else root
+            grown.append(parent.add(f"{escape(node.token)}  {figures}{source}{state}"))
+        level = grown
+    return root

@@ -1,0 +1,1 @@
+"""Every choice a user can make, and the named presets and recipes."""

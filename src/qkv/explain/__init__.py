@@ -1,0 +1,1 @@
+"""Why a model answered as it did, as plain data."""

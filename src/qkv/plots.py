@@ -1,0 +1,245 @@
+"""Pictures by matplotlib: learning curves and reliability diagrams.
+
+Colours are those of Okabe and Ito (2008), which the colour-blind tell apart; dashes and marks do so without any colour.
+The same numbers give the same SVG, byte for byte. Drawings for a terminal are in `terminal`.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from qkv.calibration import Bin, ece
+from qkv.disk import replace_file
+from qkv.schema import UserError, listed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+FORMATS = (".png", ".svg")
+BLUE, SKY, RED, BLACK = "#0072B2", "#56B4E9", "#D55E00", "#000000"
+PALE = "#A9D8F4"  # SKY thinned with white: lines and hatching stay clear on it, in grey print too
+COLOURS = (BLUE, RED, "#009E73", "#CC79A7", "#E69F00", SKY, BLACK)
+DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)))  # with seven colours: 42 different runs
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+MOST_POINTS, MOST_MARKS = 1000, 12  # of one curve
+LONGEST_NAME, LONGEST_TITLE = 48, 90
+STYLE = {
+    "font.family": "DejaVu Sans", "font.size": 11, "axes.titlesize": 12, "text.parse_math": False,
+    "axes.grid": True, "grid.color": "#dddddd", "axes.axisbelow": True, "axes.spines.top": False,
+    "axes.spines.right": False, "hatch.linewidth": 0.8, "svg.hashsalt": "qkv", "savefig.dpi": 120,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What one training reported, steps rising. Numbers that are not finite are left out of the picture."""
+
+    name: str
+    train: Sequence[tuple[int, float]]  # step, loss
+    validation: Sequence[tuple[int, float, float]]  # step, loss, accuracy
+    best_step: int | None = None
+
+
+def curves(path: Path, runs: Sequence[Curves], title: str, right: str = "validation accuracy") -> None:
+    """Loss and accuracy over steps, of one run or several, as PNG or SVG by the suffix of the path. `right` names what
+    is drawn on the right."""
+    if not runs:
+        raise UserError(f"{path}: no run to draw; give at least one")
+    with _figure(path, title, 10.0, 4.4 + 0.25 * len(runs)) as figure:
+        left, beside = figure.subplots(1, 2)
+        left.set_title("loss in nats: training thin, validation marked" if _validated(runs) else "loss in nats")
+        beside.set_title(_shown(right, LONGEST_NAME))
+        faint = 0.55 if len(runs) <= 3 else 0.25
+        lines = [_draw_run(left, beside, run, number, faint) for number, run in enumerate(runs)]
+        for axes in (left, beside):
+            _over_steps(axes, max((point[0] for run in runs for point in (*run.train, *run.validation)), default=1))
+        if not any(math.isfinite(point[1]) for run in runs for point in (*run.train, *run.validation)):
+            _say(left, "no loss yet")
+            left.set_ylim(0, 1)
+        _accuracies(beside, runs)
+        figure.legend(lines, [_entry(run) for run in runs], loc="outside lower center", frameon=False)
+
+
+History = tuple[str, Sequence[Mapping[str, Any]], int | None]  # a run's name, metrics.jsonl, step of the kept model
+PANELS = (  # title of the right panel, prefix of the loss, metric on the right, suffix of the run's name
+    ("validation accuracy", "", "accuracy", ""),
+    ("Pearson correlation", "", "pearson", ""),
+    ("accuracy of tokens and next sentences", "token_", "token_accuracy", ": tokens"),
+    ("accuracy of tokens and next sentences", "next_sentence_", "next_sentence_accuracy", ": next sentence"),
+    ("token accuracy", "", "token_accuracy", ""),
+)
+
+
+def save_curves(path: Path, runs: Sequence[History]) -> None:
+    """Learning curves of some runs: one curve each, or one for each part of the loss."""
+    drawn = [found for run in runs for found in _curves_of(*run)]
+    titles = dict.fromkeys(title for title, _ in drawn)
+    curves(path, [curve for _, curve in drawn], "Learning curves", right=", ".join(titles))
+
+
+def _curves_of(name: str, lines: Sequence[Mapping[str, Any]], best: int | None) -> Iterator[tuple[str, Curves]]:
+    for title, part, metric, suffix in PANELS:
+        validated = [line for line in lines if f"validation_{metric}" in line and f"validation_{part}loss" in line]
+        if validated and not (part == "" and "validation_token_loss" in validated[0]):
+            train = [(line["step"], line[f"{part}loss"]) for line in lines if f"{part}loss" in line]
+            points = [(n["step"], n[f"validation_{part}loss"], n[f"validation_{metric}"]) for n in validated]
+            yield title, Curves(name + suffix, train, points, best)
+    if not any("validation_loss" in line for line in lines):
+        yield "validation accuracy", Curves(name, [(line["step"], line["loss"]) for line in lines], [], best)
+
+
+def reliability(path: Path, scores_before: Sequence[Bin] | None, scores_after: Sequence[Bin], title: str) -> None:
+    """Reliability diagram: accuracy against confidence, the gap hatched, and below it the number of predictions.
+
+    With `scores_before`, that of before calibration is drawn too. As PNG or SVG by the suffix of the path.
+    """
+    every = [*(scores_before or ()), *scores_after]
+    start = min((one.low for one in every if one.count and one.low < 0.5), default=0.5)  # two labels: 0.5 to 1
+    with _figure(path, title, 7.0, 7.4) as figure:
+        top, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+        top.plot([start, 1], [start, 1], color=BLACK, linestyle=":", label="perfectly calibrated", zorder=3)
+        if any(one.count for one in every):
+            _draw_bins(
+                top, below, [one for one in scores_after if one.count], "" if scores_before is None else "after: "
+            )
+            if scores_before is not None:
+                _draw_before(top, below, scores_before)
+        else:
+            _say(below, "no predictions")
+            below.set_ylim(0, 1)
+        top.set_ylabel("accuracy")
+        top.set_ylim(0, 1.02)
+        below.set_ylabel("predictions")
+        below.set_xlabel("confidence: probability of the predicted class")
+        below.set_xlim(start, 1.0)
+        _whole_numbers(below.yaxis)
+        figure.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
+
+
+def _draw_run(left: Axes, right: Axes, run: Curves, number: int, faint: float) -> Line2D:
+    """Draw one run on both panels; its line in the legend."""
+    colour, dash, mark = (row[number % len(row)] for row in (COLOURS, DASHES, MARKS))
+    train = _thinned([point for point in run.train if math.isfinite(point[1])])
+    left.plot(
+        [step for step, _ in train], [loss for _, loss in train], color=colour, linewidth=0.8, alpha=faint,
+        marker="." if len(train) < 4 else "", zorder=1.5,
+    )  # fmt: skip
+    losses = [(step, loss) for step, loss, _ in run.validation if math.isfinite(loss)]
+    rates = [(step, rate) for step, _, rate in run.validation if math.isfinite(rate)]
+    for axes, points in ((left, losses), (right, rates)):
+        (line,) = axes.plot(
+            [step for step, _ in points], [value for _, value in points], color=colour, linewidth=1.8, linestyle=dash,
+            marker=mark, markersize=5, markevery=max(1, math.ceil(len(points) / MOST_MARKS)), zorder=2.5,
+        )  # fmt: skip
+        ringed = [point for point in points if point[0] == run.best_step]
+        axes.plot(*zip(*ringed, strict=True), color=colour, marker="o", markersize=12, fillstyle="none", linestyle="")
+    return line
+
+
+def _entry(run: Curves) -> str:
+    """A run in the legend. A zero-width space goes first: matplotlib hides what begins with an underscore."""
+    best = [rate for step, _, rate in run.validation if step == run.best_step and math.isfinite(rate)]
+    said = f", best at step {run.best_step:,}: {best[0]:.4f}" if best else ""
+    return "\u200b" + _shown(run.name, LONGEST_NAME) + said
+
+
+def _accuracies(axes: Axes, runs: Sequence[Curves]) -> None:
+    """An axis as long as the accuracies differ, though at least 0.1: a few rows more or less are no cliff."""
+    rates = [rate for run in runs for _, _, rate in run.validation if math.isfinite(rate)]
+    if not rates:
+        _say(axes, "no validation yet")
+        axes.set_ylim(0, 1)
+        return
+    low, high = min(rates), max(rates)
+    room = max(0.08 * (high - low), 0.05 - (high - low) / 2)
+    axes.set_ylim(max(-0.01, low - room), min(1.01, high + room))
+
+
+def _over_steps(axes: Axes, last: float) -> None:
+    axes.set_xlabel("step")
+    axes.set_xlim(0, max(last, 1) * 1.03)
+    _whole_numbers(axes.xaxis)
+
+
+def _draw_bins(top: Axes, below: Axes, bins: Sequence[Bin], when: str) -> None:
+    lows, widths = [one.low for one in bins], [one.high - one.low for one in bins]
+    rates, gaps = [one.accuracy for one in bins], [one.confidence - one.accuracy for one in bins]
+    top.bar(lows, rates, widths, align="edge", color=PALE, edgecolor="white", label=f"{when}accuracy")
+    top.bar(
+        lows, gaps, widths, rates, align="edge", facecolor=(1, 1, 1, 0), edgecolor=BLACK, hatch="///", linewidth=0.8,
+        label=f"{when}gap to confidence, ECE {ece(bins):.3f}",
+    )  # fmt: skip
+    below.bar(lows, [one.count for one in bins], widths, align="edge", color=PALE, edgecolor="white")
+
+
+def _draw_before(top: Axes, below: Axes, bins: Sequence[Bin]) -> None:
+    full = [one for one in bins if one.count]
+    top.plot(
+        [one.confidence for one in full], [one.accuracy for one in full], color=RED, linestyle="--", marker="s",
+        markersize=5, label=f"before: accuracy, ECE {ece(bins):.3f}", zorder=4,
+    )  # fmt: skip
+    if bins:
+        edges = [bins[0].low, *(one.high for one in bins)]
+        below.stairs([one.count for one in bins], edges, color=RED, linestyle="--", linewidth=1.5)
+
+
+def _validated(runs: Sequence[Curves]) -> bool:
+    return any(run.validation for run in runs)
+
+
+def _thinned(points: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+    """At most MOST_POINTS points: means of neighbours, which is all that the eye sees of more."""
+    size = math.ceil(len(points) / MOST_POINTS)
+    groups = [points[start : start + size] for start in range(0, len(points), max(1, size))]
+    return [(sum(s for s, _ in group) / len(group), sum(v for _, v in group) / len(group)) for group in groups]
+
+
+def _say(axes: Axes, sentence: str) -> None:
+    axes.text(0.5, 0.5, sentence, transform=axes.transAxes, ha="center", va="center", color="#555555")
+
+
+def _whole_numbers(axis: Axis) -> None:
+    """Ticks at whole numbers, written 10,000."""
+    from matplotlib.ticker import MaxNLocator, StrMethodFormatter
+
+    axis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+
+
+def _shown(text: str, longest: int) -> str:
+    """One line of what the font can draw. A long name loses its middle: names of runs differ at their ends."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    glyphs = get_font(findfont(FontProperties(family="DejaVu Sans")))
+    line = "".join(sign if glyphs.get_char_index(ord(sign)) else "\ufffd" for sign in " ".join(text.split()))
+    half = (longest - 1) // 2
+    return line if len(line) <= longest else f"{line[:half]}…{line[-half:]}"
+
+
+@contextmanager
+def _figure(path: Path, title: str, width: float, height: float) -> Iterator[Figure]:
+    """A figure to draw on, which is in its file when the block ends: all of it or nothing."""
+    if path.suffix.lower() not in FORMATS:
+        raise UserError(f"{path}: a picture's name must end in one of {listed(FORMATS)}")
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    with matplotlib.style.context(["default", STYLE]):  # whatever the user's own settings are, and they stay
+        figure = Figure(figsize=(width, height), layout="constrained")
+        figure.suptitle(_shown(title, LONGEST_TITLE), fontsize=13)
+        yield figure
+        drawn, kind = io.BytesIO(), path.suffix.lower()[1:]
+        figure.savefig(drawn, format=kind, metadata={"Date": None} if kind == "svg" else {})
+    try:
+        replace_file(path, drawn.getvalue())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from None

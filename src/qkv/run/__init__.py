@@ -1,0 +1,1 @@
+"""A run folder: written atomically, hashed, verified by every reader."""

@@ -1,0 +1,97 @@
+"""What a task is: a record of functions. One file of this room defines one task; `TASKS` lists them all.
+
+The training loop, the model card and the command line ask the record, and never for the name of a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from qkv.config.recipe import Head, ModelConfig, Recipe
+from qkv.corpus.corpus import RowFormat
+from qkv.corpus.files import Row
+from qkv.data.batch import Batch
+from qkv.data.prepare import Prepared
+from qkv.data.sampler import BatchSampler
+from qkv.metrics import TestMetrics
+from qkv.model.transformer import Model
+from qkv.predict.predictor import Predictor
+from qkv.schema import Say
+from qkv.streams import permutation, stream
+
+Ints = NDArray[np.int64]
+Loss = dict[str, Tensor]  # part -> total over the batch; totals can be added over micro-batches, means cannot
+Labelled = tuple[str | None, Row]  # a row, and its label as the model names it
+EVALUATION = 2**63  # the "epoch" of an evaluation: always the same random choices, and never those of training
+DEFAULT_LENGTH = 128  # tokens, to evaluate a model that does not say how long its training examples were
+
+
+class Dataset(Protocol):
+    """One split as a task reads it: example numbers in, Batch out."""
+
+    @property
+    def sampler(self) -> BatchSampler: ...
+
+    def __len__(self) -> int:
+        """Rows, documents or pairs."""
+        ...
+
+    def collate(self, examples_B: Ints, epoch: int) -> Batch:
+        """Some examples as a batch. What is random depends on the epoch."""
+        ...
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Metrics of the validation set during training. `loss` selects the checkpoint. For classes it is the loss after
+    temperature scaling, that of the model one would deploy: it does not punish mere over-confidence."""
+
+    loss: float
+    metrics: dict[str, float]
+    temperature: float = 1.0
+
+
+def _nothing(*arguments: Any) -> None:
+    pass
+
+
+def _no_notes(recipe: Recipe, train: Any) -> list[str]:
+    return []
+
+
+def _no_ids(prepared: Prepared) -> dict[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Task:
+    """Everything that is particular to one task."""
+
+    name: str
+    format: Callable[[Recipe], RowFormat]  # how rows are read and stored
+    head: Callable[[Recipe], Head]
+    fits: Callable[[ModelConfig], bool]  # whether a model that comes without a recipe was made for this task
+    datasets: Callable[[Recipe, Prepared], tuple[Any, Any]]  # of training and validation
+    loss: Callable[[Model, Any, Recipe], Loss]
+    validate: Callable[[Model, Any], Validation]
+    test: Callable[[Predictor, Iterable[Labelled], Recipe | None, Say], TestMetrics]  # on raw text, as users give it
+    title: Callable[[Prepared, TestMetrics | None], str]  # first words of the model card
+    check: Callable[[Recipe], None] = _nothing  # what can be checked before any data is read
+    notes: Callable[[Recipe, Any], list[str]] = _no_notes  # what a user should know about the training set
+    fold: Callable[[Model, Recipe, Prepared, float], None] = _nothing  # fitted scales go into the last layer
+    token_ids: Callable[[Prepared], dict[str, Any]] = _no_ids  # special tokens for config.json
+    calibrated: bool = False  # probabilities are calibrated on the validation set
+
+
+def subset(count: int, recipe: Recipe) -> Ints:
+    """Which of `count` rows are trained on (data.rows), in their order."""
+    rows = recipe.data.rows
+    if rows == 0 or rows >= count:
+        return np.arange(count)
+    return np.sort(permutation(stream(recipe.seed, "order", 0, 2), count)[:rows])

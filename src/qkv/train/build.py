@@ -1,0 +1,171 @@
+"""From a recipe to everything that a training loop needs. The only assembly: the trainer, the labs, the benchmarks and
+the scikit-learn classifier all build here.
+
+    recipe -> open_data -> TrainingData (corpus, tokens, resolved recipe) -> build_state -> TrainState (model, datasets)
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from qkv.config.recipe import DataConfig, ModelConfig, Recipe, TokenizerConfig
+from qkv.corpus.catalog import cache_folder
+from qkv.corpus.corpus import Corpus, open_corpus
+from qkv.data.prepare import Prepared, prepare
+from qkv.model.build import build_model
+from qkv.model.transformer import Model
+from qkv.schema import Say, UserError, silent
+from qkv.tasks import TASKS
+from qkv.tasks.task import Task
+from qkv.tokenizer.tokenizer import Tokenizer
+from qkv.train.loop import TrainState, new_state
+from qkv.train.pretrained import Pretrained, copy_weights, inherited_config, read_pretrained
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """A recipe with its data."""
+
+    recipe: Recipe  # resolved: every key that only the data or a pre-trained model can tell is filled in
+    task: Task
+    corpus: Corpus
+    prepared: Prepared
+    pretrained: Pretrained | None
+
+    def hashes(self) -> dict[str, str]:
+        """Of the data, and of the weights of the pre-trained model."""
+        init = {} if self.pretrained is None else {"init": self.pretrained.sha256}
+        return {"data": self.prepared.data_hash, **init}
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What a run that goes on already has: its recipe and its tokenizer."""
+
+    recipe: Recipe
+    tokenizer: Path
+
+
+def open_data(
+    recipe: Recipe, say: Say = silent, *, cache: Path | None = None, resumed: Resumed | None = None
+) -> TrainingData:
+    """Read and tokenise the data of a recipe, and resolve the recipe. A run that is resumed needs no pre-trained model:
+    what came from there is in the run."""
+    task = check_recipe(recipe)
+    pretrained = read_pretrained(recipe) if resumed is None else None
+    corpus = open_corpus(recipe.data, task.format(recipe), say)
+    tokenizer: TokenizerConfig | Tokenizer = recipe.tokenizer
+    if pretrained is not None:
+        tokenizer = pretrained.tokenizer
+    elif recipe.init != "none" and resumed is not None:
+        tokenizer = Tokenizer.from_file(resumed.tokenizer)
+    prepared = prepare(corpus, tokenizer, cache or cache_folder(), say)
+    data = _resolved_data(recipe, corpus)
+    if recipe.init != "none" and resumed is not None and resumed.recipe.init == recipe.init:
+        model = _resumed_model(recipe, resumed.recipe)
+    else:
+        model = _resolved_model(recipe, task, prepared, pretrained)
+    recipe = recipe.replace(model=model.model_dump(), data=data.model_dump())
+    check_recipe(recipe)  # again, now that every key has its value
+    return TrainingData(recipe, task, corpus, prepared, pretrained)
+
+
+def check_recipe(recipe: Recipe) -> Task:
+    """What can be checked before any data is read. The recipe's task."""
+    task = TASKS[recipe.task]
+    recipe.check()
+    task.check(recipe)
+    return task
+
+
+def with_pretrained(recipe: Recipe) -> Recipe:
+    """A recipe whose model has the parts of the pre-trained one, without its data: to plan a fine-tuning."""
+    pretrained = read_pretrained(recipe)
+    if pretrained is None:
+        return recipe
+    model = inherited_config(pretrained, recipe, TASKS[recipe.task].head(recipe))
+    return recipe.replace(model=model.model_dump())
+
+
+def build_state(data: TrainingData) -> tuple[TrainState, list[str]]:
+    """The model with its initial or pre-trained weights, the datasets, the optimiser; and notes for the user."""
+    recipe, pretrained, notes = data.recipe, data.pretrained, list[str]()
+    train, validation = data.task.datasets(recipe, data.prepared)
+    model = fresh_model(recipe)
+    if pretrained is not None:
+        notes += copy_weights(pretrained, model, recipe.model) + _init_notes(recipe, pretrained)
+    return new_state(model, recipe, data.task, train, validation), [*notes, *_data_notes(data, train)]
+
+
+def fresh_model(recipe: Recipe) -> Model:
+    """The model of a resolved recipe with its initial weights."""
+    dropout, attention_dropout = recipe.train.dropout, recipe.train.attention_dropout
+    return build_model(recipe.model, seed=recipe.seed, dropout=dropout, attention_dropout=attention_dropout)
+
+
+def _resolved_model(recipe: Recipe, task: Task, prepared: Prepared, pretrained: Pretrained | None) -> ModelConfig:
+    """The head of the task; vocabulary, labels and segments of the data; and every part of a pre-trained model."""
+    head, size = task.head(recipe), prepared.tokenizer.size
+    model = recipe.model if pretrained is None else inherited_config(pretrained, recipe, head)
+    changed: dict[str, Any] = {"head": head}
+    if pretrained is None:
+        if model.vocabulary not in (0, size) and model.preset == "none":
+            raise UserError(f"model.vocabulary = {model.vocabulary}, but the tokenizer has {size} tokens; accepted: 0")
+        changed["vocabulary"] = size
+        if prepared.target is not None:
+            changed["target_vocabulary"] = prepared.target.size
+        is_pair = (prepared.train.pairs or head == "pretraining") and model.family == "encoder"
+        changed["segments"] = max(model.segments, 2) if is_pair else model.segments
+    if prepared.labels:
+        changed["classes"] = len(prepared.labels)
+    if head == "tokens":
+        changed["pooler"] = "none"  # nothing would read it
+    return model.replace(**changed)
+
+
+def _resumed_model(recipe: Recipe, before: Recipe) -> ModelConfig:
+    """The model of the run, which a recipe with `init` does not spell out."""
+    for key, mine in recipe.model:
+        if mine not in (getattr(ModelConfig(), key), getattr(before.model, key)):
+            raise UserError(f"model.{key} = {mine!r}: this run was begun with {getattr(before.model, key)!r}")
+    return before.model
+
+
+def _resolved_data(recipe: Recipe, corpus: Corpus) -> DataConfig:
+    """[data] with the columns and label names that the catalogue has; of several corpora, what they agree on."""
+    files, format = corpus.files["corpus"], corpus.format
+    changed: dict[str, Any] = {"label_names": "none"}
+    if all(one.columns == files[0].columns for one in files):
+        changed |= {role: name or "none" for role, name in asdict(files[0].columns).items()}
+    if format.aligned:
+        changed["target"], changed["pair"] = changed.get("pair", recipe.data.target), "none"
+    if format.documents is not None and all(one.documents == files[0].documents for one in files):
+        changed["documents"] = files[0].documents
+    if format.labels != "none" and corpus.label_names:
+        changed["label_names"] = ", ".join(f"{raw}={name}" for raw, name in corpus.label_names.items())
+    return recipe.data.replace(**changed)
+
+
+def _init_notes(recipe: Recipe, pretrained: Pretrained) -> list[str]:
+    notes = []
+    if recipe.tokenizer != TokenizerConfig():
+        notes.append(f"the tokenizer is that of {recipe.init}; [tokenizer] is ignored")
+    if pretrained.saw_all and "split" in (recipe.data.validation, recipe.data.test):
+        notes.append(
+            f"{recipe.init} was trained on every row of its corpus; if it is this corpus, the test metrics are "
+            "contaminated"
+        )
+    return notes
+
+
+def _data_notes(data: TrainingData, train: Any) -> list[str]:
+    notes, rows = list(data.prepared.notes), data.prepared.rows("train")
+    if 0 < data.recipe.data.rows < rows:
+        notes.append(f"trained on {len(train):,} of {rows:,} training {data.corpus.format.unit} (data.rows)")
+    notes += data.task.notes(data.recipe, train)
+    if not len(data.prepared.validation):
+        uncalibrated = ", uncalibrated" if data.task.calibrated else ""
+        notes.append(f"the validation set is empty, so the last weights are kept{uncalibrated}")
+    return notes

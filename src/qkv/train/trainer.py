@@ -1,0 +1,228 @@
+"""A training in a run folder: begin or resume, save, keep the best model in the root, test it, write its card.
+
+The same call begins and resumes. What is on the disk at any instant is enough to resume to the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from qkv import runtime
+from qkv.config.recipe import Recipe
+from qkv.data.prepare import EXAMPLES, Prepared
+from qkv.metrics import TestMetrics
+from qkv.predict.predictor import load_predictor
+from qkv.run.checkpoint import Checkpoint
+from qkv.run.folder import MAY_CHANGE, Run, changes
+from qkv.schema import Say, UserError, silent
+from qkv.train.averaging import average_tensors, averaged_model, restore_average
+from qkv.train.build import Resumed, TrainingData, build_state, check_recipe, fresh_model, open_data
+from qkv.train.loop import Progress, Report, TrainState, train
+from qkv.train.model_card import write_card
+from qkv.train.model_files import final_model, tokenizer_files
+from qkv.train.optim import optimiser_tensors, restore_optimiser
+
+
+@dataclass
+class Trainer:
+    """One training in one run folder. Iterate over `reports()`, then call `finish()`."""
+
+    run: Run
+    data: TrainingData
+    state: TrainState
+    resumed_at: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def recipe(self) -> Recipe:
+        return self.data.recipe
+
+    @property
+    def finished(self) -> bool:
+        return self.state.progress.finished
+
+    def reports(self, stop: Callable[[], bool] = lambda: False) -> Iterator[Report]:
+        """Train, and save what each report asks for. Ends early when `stop()` is true."""
+        for report in train(self.state, stop):
+            with self.run.writing(f"step {report.step:,}"):
+                if report.is_best:
+                    self._replace_model()
+                if report.line is not None:
+                    self.run.append(report.line)
+                if report.save:
+                    self._save()
+            yield report
+
+    def finish(self) -> TestMetrics | None:
+        """Test the model in the root on raw text, as users would, and write the card. None where the test set is empty,
+        or the training is not finished."""
+        if not self.finished:
+            return None
+        found = None
+        if self.data.prepared.rows("test"):
+            self.data.corpus.check_unchanged()
+            rows = self.data.corpus.labelled(["test"])
+            found = self.data.task.test(load_predictor(self.run.path), rows, self.recipe, silent)
+        if not self.run.is_done():
+            name, progress = self.run.path.resolve().name, self.state.progress
+            card = write_card(name, self.data, progress, self.run.architecture(), self.run.hashes(), found)
+            with self.run.writing("the card"):
+                self.run.write_card(card)
+        return found
+
+    def _replace_model(self) -> None:
+        progress = self.state.progress
+        files = final_model(self.state.final_model, self.recipe, self.data.prepared, progress.temperature)
+        self.run.replace_model(files.config, files.tensors, step=progress.step, temperature=progress.temperature)
+
+    def _save(self) -> None:
+        state = self.state
+        checkpoint = Checkpoint(
+            state.progress.step,
+            state.model.state_dict(),
+            {**optimiser_tensors(state.optimiser, state.model), **average_tensors(state.average)},
+            asdict(state.progress),
+            fingerprint_of(self.data.prepared),
+        )
+        self.run.save(checkpoint, best_step=state.progress.best_step)
+
+
+@contextmanager
+def open_trainer(recipe: Recipe, path: Path, say: Say = silent) -> Iterator[Trainer]:
+    """Begin a run, or resume the one that is there, with the folder locked."""
+    check_recipe(recipe)
+    with Run(path).lock():
+        yield _open(recipe, Run(path), say)
+
+
+def _open(recipe: Recipe, run: Run, say: Say) -> Trainer:
+    if run.begun:
+        run.check()
+    before = run.recipe if run.begun else None
+    threads = before.runtime.threads if before is not None and recipe.runtime.threads == 0 else recipe.runtime.threads
+    recipe = recipe.replace(runtime={"threads": runtime.start(threads)})
+    resumes = before is not None and run.can_resume()  # then all that init gave is in the run
+    resumed = Resumed(before, run.path / "tokenizer.json") if before is not None and resumes else None
+    data = open_data(recipe, say, resumed=resumed)
+    hashes = _known_hashes(run, data.prepared) if resumes else data.hashes()
+    files = tokenizer_files(data.prepared, data.recipe)
+    if before is not None:
+        _check_same(run, before, data.recipe, hashes)
+        check_tokenizer(run, files)
+    state, notes = build_state(data)
+    trainer = Trainer(run, data, state, notes=notes)
+    if before is None:
+        run.checkpoints.check_room(state.model.state_dict())
+    with run.writing("the run"):
+        if before is None:
+            run.begin(data.recipe, files, hashes)
+        _resume(trainer)
+    return trainer
+
+
+def open_run_data(recipe: Recipe, run: Run) -> tuple[TrainingData, dict[str, str]]:
+    """The data of an existing run, and the hashes that it was begun with."""
+    data = open_data(recipe, resumed=Resumed(recipe, run.path / "tokenizer.json"))
+    return data, _known_hashes(run, data.prepared)
+
+
+def _known_hashes(run: Run, prepared: Prepared) -> dict[str, str]:
+    """The hashes that a run was begun with, as far as its manifest has them."""
+    try:
+        return {**run.hashes(), "data": prepared.data_hash}
+    except UserError:
+        return {"data": prepared.data_hash}
+
+
+def fingerprint_of(prepared: Prepared) -> dict[str, Any]:
+    """Everything outside the recipe that changes the last bits: the machine, the tokenizer's library, the data."""
+    return {
+        **runtime.fingerprint(),
+        "tokenizers": tokenizers.__version__,
+        "data": prepared.data_hash,
+        "examples": EXAMPLES,
+    }
+
+
+def _check_same(run: Run, before: Recipe, now: Recipe, hashes: Mapping[str, str]) -> None:
+    """A run resumes with its own data, recipe and pre-trained model, or not at all."""
+    then = run.hashes()
+    if before.data == now.data and then.get("data") != hashes["data"]:
+        raise UserError(f"{run.path}: the data has changed since this run was begun; train in another folder with -o")
+    if before.init == now.init and then.get("init") != hashes.get("init"):
+        raise UserError(f"{run.path}: {now.init} has changed since this run was begun; train in another folder with -o")
+    differences = changes(before, now, ignore=MAY_CHANGE)
+    if differences:
+        lines = "\n  ".join(differences)
+        raise UserError(
+            f"{run.path}: was begun with another recipe:\n  {lines}\nOnly {', '.join(MAY_CHANGE)} may change; "
+            "to start over choose another folder with -o, or delete this one"
+        )
+
+
+def check_tokenizer(run: Run, files: Mapping[str, bytes]) -> None:
+    """Another version of a library may train another tokenizer on the same data: every id would mean another token."""
+    for name, content in files.items():
+        if (run.path / name).read_bytes() != content:
+            raise UserError(f"{run.path / name}: this version trains another tokenizer on the same data; start over")
+
+
+def _resume(trainer: Trainer) -> None:
+    """Restore the newest checkpoint that verifies. Damaged newer ones are set aside: their steps are made again."""
+    run, state = trainer.run, trainer.state
+    checkpoint, damaged = run.checkpoints.newest()
+    for step, wrong in damaged.items():
+        instead = f"resuming from step {checkpoint.step:,}" if checkpoint else "training starts at step 0"
+        aside = run.checkpoints.set_aside(step).name
+        trainer.notes.append(f"{wrong}; {instead}, and the damaged checkpoint is kept as {aside}")
+    if checkpoint is None:
+        _start_over(trainer)
+        return
+    then, now = {"examples": 1, **checkpoint.fingerprint}, fingerprint_of(trainer.data.prepared)
+    if then["examples"] != now["examples"]:
+        raise UserError(
+            f"{run.path}: was begun by a version of qkv that makes other examples of the same data; train in another "
+            "folder with -o"
+        )
+    try:
+        state.progress = Progress(**checkpoint.progress)
+        state.model.load_state_dict(checkpoint.weights)
+        restore_optimiser(state.optimiser, state.model, checkpoint.optimiser)
+        state.average = restore_average(checkpoint.optimiser)
+    except (TypeError, RuntimeError, KeyError) as error:
+        folder = run.checkpoints.folder(checkpoint.step)
+        raise UserError(f"{folder}: is a checkpoint of another model: {str(error)[:200]}") from None
+    trainer.resumed_at = checkpoint.step
+    run.cut_back(checkpoint.step)
+    best = state.progress.best_step
+    if best and run.facts().get("step") != best and best in run.checkpoints.steps():
+        restore_root(run, trainer.data, best)  # a later model was never confirmed by a checkpoint
+    trainer.notes += [f"{sentence}: the last bits will differ" for sentence in runtime.differences(then, now)]
+
+
+def _start_over(trainer: Trainer) -> None:
+    """No checkpoint: a finished run stays as it is, any other starts at step 0."""
+    run, progress = trainer.run, trainer.state.progress
+    if run.is_done():
+        progress.finished, progress.step = True, int(run.facts().get("step", 0))
+        trainer.resumed_at = progress.step
+        return
+    if run.metrics() and not any("training starts at step 0" in note for note in trainer.notes):
+        trainer.notes.append("no checkpoint is left, so training starts at step 0")
+    run.cut_back(0)
+
+
+def restore_root(run: Run, data: TrainingData, step: int) -> None:
+    """Put the model of a checkpoint into the root, the same to the bit as it was there before."""
+    kept, model = run.checkpoints.load(step), fresh_model(data.recipe)
+    model.load_state_dict(kept.weights)
+    model = averaged_model(model, restore_average(kept.optimiser))
+    temperature = Progress(**kept.progress).temperature
+    files = final_model(model, data.recipe, data.prepared, temperature)
+    run.replace_model(files.config, files.tensors, step=step, temperature=temperature)

@@ -1,0 +1,107 @@
+"""`qkv lab` from the outside: what is printed, what is written, and what is refused before anything is measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from qkv import labs
+from qkv.cli import lab as room
+from qkv.cli.main import main
+from qkv.labs.runner import News
+
+
+def qkv(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["qkv", "lab", *words])
+    try:
+        main()
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def test_the_list_has_every_lab(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert qkv(monkeypatch, "list") == 0
+    shown = capsys.readouterr().out
+    assert all(f" {name} " in shown for name in labs.NAMES)
+
+
+def test_a_lab_as_json_is_one_line_with_the_promised_keys(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert qkv(monkeypatch, "softmax", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert {"name", "claim", "verdict", "effect", "interval", "seeds", "figures"} <= set(found)
+    assert found["name"] == "softmax"
+
+
+def test_a_report_is_a_page_with_pictures_beside_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    page = tmp_path / "new" / "report.html"
+    assert qkv(monkeypatch, "count", "-o", str(page)) == 0
+    said = capsys.readouterr()
+    assert "63,082,496" in said.out
+    assert "measured at full size on" in said.out
+    assert f"{page}: a page with all of it" in said.err
+    assert "How many weights" in page.read_text(encoding="utf-8")
+    assert sorted(file.name for file in page.parent.iterdir()) == [
+        "report-count.png", "report-count.svg", "report.html",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["scala"], "scala: neither a lab (did you mean scale? known: scale, softmax, "),
+        (
+            ["count", "bundled-encoder"],
+            "lab count: does not look at this model; of this family (encoder), residual, heads, ",
+        ),
+        (["context", "bundled-gpt"], "lab context: does not look at this model; of this family (decoder), residual, "),
+        (["heads", "bundled-encoder", "bundled-gpt"], "bundled-gpt: one model at a time; bundled-encoder was named "),
+        (["count", "-o", "page.txt"], "page.txt: the report is a page; its name must end in .html"),
+        (["count", "-o", "FOLDER/x.html"], "FOLDER/x.html: is a folder; a report is a file"),
+        (["count", "-o", "FILE/page.html"], "FILE/page.html: its folder cannot be made: "),
+        (["count", "--ask"], "--ask needs a terminal to answer in"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_measured(
+    words: list[str],
+    sentence: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "FOLDER" / "x.html").mkdir(parents=True)
+    (tmp_path / "FILE").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(room, "run_labs", lambda *given, **how: pytest.fail("measured all the same"))
+    assert qkv(monkeypatch, *words) == 2
+    said = capsys.readouterr()
+    assert sentence in said.err
+    assert said.out == ""
+
+
+def test_the_student_says_first_and_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of softmax, two sentences are right and two are errata; everything is called true, once after a slip."""
+    answers = iter(["what?", *["t"] * 10])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("rich.console.Console.input", lambda console, prompt: next(answers))
+    assert qkv(monkeypatch, "softmax", "--ask") == 0
+    shown, claims = capsys.readouterr().out, labs.load("softmax").claims
+    assert "t for true, f for false" in shown
+    assert shown.count("right ") >= 1
+    assert shown.count("wrong") >= sum(claim.erratum for claim in claims)
+
+
+def test_progress_without_a_terminal_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = room.Lines()
+    for step in range(3):
+        lines.tell(News("scale", f"step {step}", 1, 57))
+    assert capsys.readouterr().err == "1 of 57 measured; scale: step 0\n"

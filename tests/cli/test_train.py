@@ -1,0 +1,247 @@
+"""`qkv train`, `eval`, `predict` and `data` on a table of one's own, as a newcomer would use them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from qkv.cli.demo import raw_probabilities
+
+RECIPE = """
+task = "classify"
+seed = 1
+[data]
+corpus = "tickets.csv"
+text = "message"
+label = "team"
+group = "shop"
+length = 24
+[tokenizer]
+vocab_size = 200
+[model]
+width = 16
+heads = 2
+layers = 1
+feedforward = 16
+positions = "rotary"
+embedding_norm = true
+pooler = "gelu"
+[train]
+epochs = 6
+batch_tokens = 256
+learning_rate = 5e-3
+warmup = 10
+[runtime]
+threads = 1
+"""
+WORDS = {"billing": ("invoice", "refund"), "sales": ("price", "offer"), "support": ("crash", "error")}
+
+
+def qkv(folder: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "QKV_CACHE": str(folder / "cache"), "COLUMNS": "120"}
+    command = [sys.executable, "-m", "qkv.cli.main", *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, env=environment, input=stdin, timeout=300
+    )
+
+
+def write_table(path: Path, rows: list[list[str]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a table, a recipe and a finished run."""
+    folder, chance = tmp_path_factory.mktemp("shop"), random.Random(3)
+    rows = [["message", "team", "shop"]]
+    for number in range(500):
+        team = chance.choice(sorted(WORDS))
+        rows.append([f"{number}: the {chance.choice(WORDS[team])} again", team, chance.choice(["Bonn", "Oslo"])])
+    write_table(folder / "tickets.csv", rows)
+    (folder / "my.toml").write_text(RECIPE)
+    result = qkv(folder, "train", "my.toml")
+    assert result.returncode == 0, result.stderr
+    assert "runs/my: done" in result.stdout
+    return folder
+
+
+def test_training_says_what_it_does(place: Path) -> None:
+    lines = [json.loads(line) for line in (place / "runs/my/metrics.jsonl").read_text().splitlines()]
+    assert {"step", "loss", "learning_rate", "tokens_per_second", "seconds"} <= lines[0].keys()
+    assert lines[-1]["validation_accuracy"] > 0.9
+    assert (place / "runs/my/curves.png").read_bytes().startswith(b"\x89PNG")
+    card = (place / "runs/my/README.md").read_text()
+    assert "RoFormerForSequenceClassification" in card
+    assert "billing, sales, support" in card
+
+
+def test_eval_gives_figures_for_people_and_programs(place: Path) -> None:
+    shown = qkv(place, "eval", "runs/my")
+    assert shown.returncode == 0, shown.stderr
+    for word in ("accuracy", "macro F1", "Bonn", "Oslo", "calibration error", "billing"):
+        assert word in shown.stdout
+    assert (place / "runs/my/reliability.png").exists()
+    found = json.loads(qkv(place, "eval", "runs/my", "--json").stdout)
+    assert found["accuracy"] > 0.9
+    assert {"f1", "ece", "confusion", "interval", "groups"} <= found.keys()
+    assert sum(group["rows"] for group in found["groups"].values()) == found["rows"]
+
+
+def test_eval_on_other_rows_refuses_a_label_it_does_not_know(place: Path) -> None:
+    head = ["message", "team", "shop"]
+    write_table(place / "other.csv", [head, ["a refund", "billing", "Bonn"], ["an error", "it", "Oslo"]])
+    result = qkv(place, "eval", "runs/my", "--data", "other.csv")
+    assert result.returncode == 2
+    assert "other.csv, line 3: label 'it' is not one this model knows; known: billing, sales, support" in result.stderr
+    write_table(place / "fine.csv", [head, ["the refund again", "billing", "Bonn"]])
+    assert json.loads(qkv(place, "eval", "runs/my", "--data", "fine.csv", "--json").stdout)["rows"] == 1
+
+
+def test_predict_gives_a_line_for_each_line(place: Path) -> None:
+    result = qkv(place, "predict", "runs/my", stdin="7: the refund again\n\n8: the crash again\n")
+    labels = [line.split()[0] for line in result.stdout.splitlines()]
+    assert len(labels) == 3
+    assert (labels[0], labels[2]) == ("billing", "support")
+    answer = json.loads(qkv(place, "predict", "runs/my", "--json", "9: the offer again").stdout)
+    assert answer["label"] == "sales"
+    assert sum(answer["probabilities"].values()) == pytest.approx(1.0)
+
+
+def test_a_text_that_is_cut_is_said_to_be(place: Path) -> None:
+    result = qkv(place, "predict", "runs/my", "refund " * 100)
+    assert "1 of 1 texts were cut" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (["data.text=body"], "'body'"),
+        (["data.corpus=none.csv"], "none.csv"),
+        (["data.label=message"], "is 'message' the column of labels?"),
+        (["train.batch_tokens=8"], "train.batch_tokens = 8: must hold a text of data.length = 24"),
+        (["model.positions=learned", "model.context=16"], "data.length = 24 is more than model.context = 16"),
+        (["train.learning_rate=0"], "train.learning_rate"),
+        (["task=complete"], "task = 'complete' needs model.family = decoder; found 'encoder'"),
+        (["train.whole_words=true"], "train.whole_words = True: is not read where task = 'classify'; leave it out"),
+        (["data.sentences=lines"], "data.sentences = 'lines': is not read where task = 'classify'; leave it out"),
+    ],
+)
+def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(place: Path, settings: list[str], sentence: str) -> None:
+    chosen = [word for setting in settings for word in ("--set", setting)]
+    result = qkv(place, "train", "my.toml", "-o", "runs/wrong", *chosen)
+    assert result.returncode == 2
+    assert sentence in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (place / "runs/wrong/recipe.toml").exists()
+
+
+def test_what_looks_like_a_special_token_is_text_in_training_and_in_prediction(place: Path) -> None:
+    from qkv.api import load
+
+    predictor = load(place / "runs/my")
+    frame, text = predictor.tokenizer.template(pair=False), "7: the [SEP] refund [PAD] again"
+    encoded = predictor.tokenizer.encode([text], literal=True)[0].ids
+    assert encoded == [*frame.before, *predictor.tokenizer.ids([text])[0], *frame.after]
+    plain = predictor.tokenizer.encode([text])[0].ids
+    assert plain != encoded
+    asked = predictor.predict([text])[0].probabilities
+    predictor.input_options = type(predictor.input_options)(length=24)
+    assert asked != predictor.predict([text])[0].probabilities
+
+
+def test_a_finished_run_without_its_checkpoints_is_left_as_it_is(place: Path) -> None:
+    import shutil
+
+    shutil.copytree(place / "runs/my", place / "runs/lean")
+    shutil.rmtree(place / "runs/lean/checkpoints")
+    before = {file.name: file.read_bytes() for file in (place / "runs/lean").iterdir() if file.suffix != ".png"}
+    result = qkv(place, "train", "my.toml", "-o", "runs/lean")
+    assert result.returncode == 0, result.stderr
+    assert "was finished before" in result.stderr
+    after = {file.name: file.read_bytes() for file in (place / "runs/lean").iterdir() if file.suffix != ".png"}
+    assert {name: after[name] for name in before} == before
+
+
+def test_a_folder_with_metrics_of_its_own_is_not_written_over(place: Path) -> None:
+    (place / "notes").mkdir()
+    (place / "notes/metrics.jsonl").write_text("mine\n")
+    result = qkv(place, "train", "my.toml", "-o", "notes")
+    assert result.returncode == 2
+    assert "choose another place with -o" in result.stderr
+    assert (place / "notes/metrics.jsonl").read_text() == "mine\n"
+
+
+def test_names_that_are_markup_or_too_long_are_only_names(place: Path) -> None:
+    rows, chance = [["message", "team", "shop"]], random.Random(5)
+    for number in range(300):
+        team = chance.choice(["[spam]", "[/b]"])
+        rows.append([f"{number} {'win' if team == '[spam]' else 'meet'}", team, "[/i]"])
+    write_table(place / "markup.csv", rows)
+    (place / "markup.toml").write_text(RECIPE.replace("tickets.csv", "markup.csv"))
+    assert qkv(place, "train", "markup.toml", "--set", "train.epochs=1").returncode == 0
+    shown = qkv(place, "eval", "runs/markup")
+    assert shown.returncode == 0, shown.stderr
+    assert "[spam]" in shown.stdout
+    assert "[/i]" in shown.stdout
+    result = qkv(place, "predict", "a review that was meant as text " * 10, "x")
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_python_hears_what_the_command_line_says(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from qkv import api
+    from qkv.config import recipes
+    from qkv.schema import UserError
+
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("QKV_CACHE", str(place / "cache"))
+    heard: list[str] = []
+    api.train("my.toml", "runs/short", settings=["data.length=6", "train.epochs=1"], say=heard.append)
+    assert any("are cut to 6 tokens" in sentence for sentence in heard)
+    with pytest.raises(UserError, match="replace"):
+        api.train(recipes.resolve("my.toml"), "runs/x", settings=["seed=1"])
+
+
+def test_windows_read_all_of_a_long_text(place: Path) -> None:
+    settings = ["--set", "data.truncation=windows", "--set", "data.length=8", "--set", "train.epochs=3"]
+    assert qkv(place, "train", "my.toml", "-o", "runs/windows", *settings).returncode == 0
+    text = "the the the the the the the the the the the the the the the crash again"
+    result = qkv(place, "predict", "runs/windows", "--json", text)
+    assert "cut" not in json.loads(result.stdout)
+
+
+def test_a_table_is_looked_into(place: Path) -> None:
+    result = qkv(place, "data", "show", "tickets.csv")
+    assert result.returncode == 0, result.stderr
+    assert "message" in result.stdout
+    assert "movie-reviews" in qkv(place, "data", "list").stdout
+
+
+def test_pairs_are_judged_together(place: Path) -> None:
+    rows, chance = [["first", "second", "same"]], random.Random(4)
+    for number in range(400):
+        a, b = chance.choice(["red", "blue"]), chance.choice(["red", "blue"])
+        rows.append([f"{number} {a}", f"{b} {number}", "yes" if a == b else "no"])
+    write_table(place / "pairs.csv", rows)
+    recipe = RECIPE.replace("tickets.csv", "pairs.csv").replace('"message"', '"first"').replace('"team"', '"same"')
+    (place / "pairs.toml").write_text(recipe.replace('group = "shop"', 'pair = "second"'))
+    result = qkv(place, "train", "pairs.toml", "--set", "train.epochs=2")
+    assert result.returncode == 0, result.stderr
+    assert qkv(place, "predict", "runs/pairs", "red\tred").stdout.split()[0] in ("yes", "no")
+    refused = qkv(place, "predict", "runs/pairs", "red")
+    assert refused.returncode == 2
+    assert "with a tab between them" in refused.stderr
+
+
+def test_raw_probabilities_undo_the_temperature() -> None:
+    raw = raw_probabilities({"a": 0.8, "b": 0.2}, 2.0)
+    assert raw["a"] == pytest.approx(0.64 / 0.68)
+    assert raw_probabilities({"a": 0.8, "b": 0.2}, 1.0)["a"] == pytest.approx(0.8)

@@ -1,0 +1,458 @@
+"""A training goes on from another model: what is taken, what is new, what does not fit. And grades for labels."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+from qkv.tasks.evaluate import evaluate
+from qkv.tasks.material import Documents, Texts
+from safetensors.torch import load_file, save_file
+
+import qkv
+from qkv import bundled
+from qkv.api import training
+from qkv.config.recipe import Recipe
+from qkv.run.folder import Run
+from qkv.schema import UserError
+from qkv.train.trainer import Session
+from tests.support.fork_server import fork_server
+from tests.support.small_folders import WORDS, make_folder
+
+transformers.utils.logging.disable_progress_bar()
+transformers.utils.logging.set_verbosity_error()
+
+MODEL = {
+    "context": 32, "width": 16, "heads": 2, "layers": 2, "feedforward": 32, "positions": "rotary",
+    "embedding_norm": True, "output_bias": True, "pooler": "gelu",
+}  # fmt: skip
+TRAIN = {"steps": 2, "batch_tokens": 128, "learning_rate": 5e-3, "warmup": 0, "dropout": 0.0}
+
+
+def write_table(path: Path, rows: list[list[Any]]) -> None:
+    with path.open("w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows(rows)
+
+
+def texts(count: int, seed: int) -> list[str]:
+    chance = random.Random(seed)
+    return [" ".join(chance.choices(WORDS, k=chance.randint(3, 9))) for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with documents, tables, a small BERT, and a run that was pre-trained a little: `pre`."""
+    folder, lines = tmp_path_factory.mktemp("start"), texts(400, 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QKV_CACHE", str(folder / "cache"))
+        (folder / "docs.txt").write_text(
+            "\n\n".join(f"{a}. {b}. {c}." for a, b, c in zip(*[iter(lines)] * 3, strict=False))
+        )
+        (folder / "more.txt").write_text(
+            "\n\n".join(f"{a}. {b}." for a, b in zip(*[iter(texts(99, 2))] * 2, strict=False))
+        )
+        said = [["bad", "good", "neither"][text.count("good") % 3] for text in lines[:120]]
+        write_table(folder / "rows.csv", [["text", "label"], *zip(lines[:120], said, strict=True)])  # type: ignore[list-item]
+        pairs = [[a, b, str(n % 3)] for n, (a, b) in enumerate(zip(lines[:100], lines[100:200], strict=True))]
+        write_table(folder / "pairs.csv", [["text", "second", "label"], *pairs])
+        make_folder(folder / "bert", "fill")
+        qkv.train(pretraining(folder), folder / "pre")
+        yield folder
+
+
+def pretraining(place: Path, corpus: str = "docs.txt", **changes: Any) -> Recipe:
+    table = {"task": "fill", "data": {"corpus": str(place / corpus), "length": 24}, "tokenizer": {"vocab_size": 100}}
+    return Recipe.read(merged({**table, "model": MODEL, "train": TRAIN, "runtime": {"threads": 1}}, changes))
+
+
+def tuning(place: Path, corpus: str = "rows.csv", init: str = "pre", **changes: Any) -> Recipe:
+    table = {"init": str(place / init), "data": {"corpus": str(place / corpus), "length": 24}, "train": TRAIN}
+    return Recipe.read(merged({**table, "runtime": {"threads": 1}}, changes))
+
+
+def merged(table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    return {**table, **{k: {**table.get(k, {}), **v} if isinstance(v, dict) else v for k, v in changes.items()}}
+
+
+def begin(recipe: Recipe, path: Path) -> Session:
+    """A training that is about to make its first step."""
+    with training(recipe, path) as session:
+        return session
+
+
+def state(run: Path) -> dict[str, torch.Tensor]:
+    return qkv.load(run).model.state_dict()
+
+
+# --- what is taken
+
+
+def test_all_but_the_head_is_taken_to_the_bit(place: Path, tmp_path: Path) -> None:
+    session, learnt = begin(tuning(place), tmp_path / "run"), state(place / "pre")
+    own = session.state.model.state_dict()
+    assert session.recipe.model.classes == 3
+    new = {name for name in own if name not in learnt or not torch.equal(own[name], learnt[name])}
+    assert new == {"text.output.weight", "text.output.bias"}
+    assert session.notes[0] == "new, and still to be learnt: text.output.weight, text.output.bias"
+    assert session.notes[1].startswith("of pre not used here: words.")
+    assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (place / "pre" / "tokenizer.json").read_bytes()
+    assert not any("[tokenizer]" in note for note in session.notes)
+    other = begin(tuning(place, tokenizer={"vocab_size": 50}), tmp_path / "other")
+    assert f"the tokenizer is that of {place / 'pre'}; [tokenizer] says nothing here" in other.notes
+    pooled = begin(tuning(place, model={"pooler": "relu"}), tmp_path / "pooled")
+    assert "text.dense.weight" in pooled.notes[0]
+
+
+def test_what_judged_pairs_is_no_head_for_two_labels(place: Path, tmp_path: Path) -> None:
+    """It has the same shape, but it says whether a sentence is the next."""
+    rows = [[text, "yes" if "good" in text else "no"] for text in texts(60, 4)]
+    write_table(tmp_path / "two.csv", [["text", "label"], *rows])
+    session = begin(tuning(tmp_path, "two.csv", str(place / "pre")), tmp_path / "run")
+    assert session.notes[0] == "new, and still to be learnt: text.output.weight, text.output.bias"
+
+
+def test_the_outputs_for_labels_are_new_even_for_the_same_labels(place: Path, tmp_path: Path) -> None:
+    """A temperature is folded into them, and the labels may mean something else."""
+    qkv.train(tuning(place), tmp_path / "first")
+    session, learnt = begin(tuning(place, init=str(tmp_path / "first")), tmp_path / "run"), state(tmp_path / "first")
+    own = session.state.model.state_dict()
+    assert {name for name in own if not torch.equal(own[name], learnt[name])} == {
+        "text.output.weight",
+        "text.output.bias",
+    }
+    assert session.notes[0] == "new, and still to be learnt: text.output.weight, text.output.bias"
+
+
+def test_a_hugging_face_folder_is_gone_on_from(place: Path, tmp_path: Path) -> None:
+    session, learnt = (
+        begin(tuning(place, init="bert", model={"pooler": "tanh"}), tmp_path / "run"),
+        state(place / "bert"),
+    )
+    own = session.state.model.state_dict()
+    body = [name for name in own if not name.startswith("text.")]
+    assert all(torch.equal(own[name], learnt[name]) for name in body)
+    assert "embedding.table_VD" in body
+    model = qkv.train(tuning(place, init="bert", model={"pooler": "tanh"}), tmp_path / "run")
+    assert Run(tmp_path / "run").architecture() == "BertForSequenceClassification"
+    assert model.predict(["the film was good"])[0].label in ("bad", "good", "neither")
+
+
+def test_pre_training_goes_on_with_other_text(place: Path, tmp_path: Path) -> None:
+    recipe = pretraining(place, "more.txt", init=str(place / "pre"), model={"vocabulary": 0})
+    session, learnt = begin(recipe, tmp_path / "run"), state(place / "pre")
+    own = session.state.model.state_dict()
+    assert own.keys() == learnt.keys()
+    assert all(torch.equal(own[name], learnt[name]) for name in own)
+    assert not any(note.startswith("new") for note in session.notes)
+
+
+def test_pairs_with_and_without_segments(place: Path, tmp_path: Path) -> None:
+    data = {"pair": "second"}
+    session = begin(tuning(place, "pairs.csv", data=data), tmp_path / "run")
+    assert session.state.train.step(0)[1][0].segments_BL is not None
+    make_folder(tmp_path / "distil", "fill", segments=0)
+    recipe = tuning(place, "pairs.csv", str(tmp_path / "distil"), data=data, model={"pooler": "relu"})
+    model = qkv.train(recipe, tmp_path / "without")
+    assert model.config.segments == 0
+    assert Run(tmp_path / "without").architecture() == "DistilBertForSequenceClassification"
+    assert model.predict([("the film", "was good")])[0].label in ("0", "1", "2")
+    make_folder(tmp_path / "single", "fill", segments=1)
+    one = qkv.train(tuning(place, "pairs.csv", str(tmp_path / "single"), data=data), tmp_path / "one")
+    assert one.config.segments == 1
+    assert one.predict([("the film", "was good")])[0].label in ("0", "1", "2")
+    documents = Recipe.read(
+        {**recipe.model_dump(), "task": "fill", "data": {"corpus": str(place / "docs.txt"), "length": 24}}
+    )
+    assert qkv.train(documents, tmp_path / "fill").predict([("the film", "was good")])[0].label in ("next", "not next")
+
+
+# --- what does not fit
+
+
+def more_tokens(folder: Path) -> None:
+    made = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    made.add_tokens(["one", "two"])
+    made.save(str(folder / "tokenizer.json"))
+
+
+def a_tensor_less(folder: Path) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["bert.encoder.layer.1.output.dense.weight"]
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def a_gap_in_the_ids(folder: Path) -> None:
+    """As many tokens as before, but one of them has a number beyond the table."""
+    made = json.loads((folder / "tokenizer.json").read_text())
+    made["model"]["vocab"][WORDS[-1]] = 500
+    (folder / "tokenizer.json").write_text(json.dumps(made))
+
+
+def no_number(folder: Path, value: float = float("nan")) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    tensors["bert.encoder.layer.1.output.dense.weight"][3, 2] = value
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def an_absurd_context(folder: Path) -> None:
+    shutil.rmtree(folder)
+    make_folder(folder, "fill", positions="rotary", context=100_001)
+
+
+@pytest.mark.parametrize(
+    ("harm", "sentence"),
+    [
+        (a_gap_in_the_ids, "tokenizer.json has 501 tokens, its table of words 23 rows"),
+        (no_number, "tensor 'stack.blocks.1.feed.output.weight' holds numbers that are not finite"),
+        (lambda folder: no_number(folder, float("-inf")), "holds numbers that are not finite"),
+        (an_absurd_context, "context = 100,001; accepted: up to 100,000"),
+        (more_tokens, "tokenizer.json has 25 tokens, its table of words 23 rows"),
+        (a_tensor_less, "encoder.layer.1.output.dense.weight"),
+        (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer.json"),
+        (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
+        (shutil.rmtree, "no such folder, and nothing is downloaded"),
+    ],
+)
+def test_a_folder_that_cannot_be_gone_on_from_is_named(
+    place: Path, tmp_path: Path, harm: Callable[[Path], None], sentence: str
+) -> None:
+    make_folder(tmp_path / "other", "fill")
+    harm(tmp_path / "other")
+    with pytest.raises(UserError) as error:
+        qkv.train(tuning(place, init=str(tmp_path / "other")), tmp_path / "run")
+    assert sentence in str(error.value)
+    assert str(tmp_path / "other") in str(error.value)
+    assert not Run(tmp_path / "run").begun
+
+
+@pytest.mark.parametrize("task", ["complete", "translate"])
+def test_a_model_of_another_family_is_refused(place: Path, tmp_path: Path, task: str) -> None:
+    make_folder(tmp_path / "other", task)
+    family = {"complete": "decoder", "translate": "encoder-decoder"}[task]
+    with pytest.raises(UserError, match=f"other: is of family '{family}'; this recipe has 'encoder'"):
+        qkv.train(tuning(place, init=str(tmp_path / "other")), tmp_path / "run")
+
+
+def test_a_part_that_is_another_is_refused(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"model\.width = 32, but .*pre has 16; with init, leave that key out"):
+        qkv.train(tuning(place, model={"width": 32}), tmp_path / "run")
+    assert begin(tuning(place, model={"width": 16}), tmp_path / "run").recipe.model.width == 16
+
+
+def test_a_run_without_a_model_yet_is_refused(place: Path, tmp_path: Path) -> None:
+    begin(tuning(place), tmp_path / "young")
+    with pytest.raises(UserError, match=r"init: .*young: this run has no model yet"):
+        qkv.train(tuning(place, init=str(tmp_path / "young")), tmp_path / "run")
+
+
+def test_a_run_goes_on_only_beside_what_it_was_begun_from(place: Path, tmp_path: Path) -> None:
+    make_folder(tmp_path / "other", "fill")
+    recipe = tuning(place, init=str(tmp_path / "other"))
+    begin(recipe, tmp_path / "run")
+    before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()}
+    shutil.rmtree(tmp_path / "other")
+    with pytest.raises(UserError, match="other: no such folder"):
+        qkv.train(recipe, tmp_path / "run")
+    make_folder(tmp_path / "other", "fill", seed=2)
+    with pytest.raises(
+        UserError, match=r"run: .*other has changed since this run was begun from it; begin anew elsewhere"
+    ):
+        qkv.train(recipe, tmp_path / "run")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()} == before
+    shutil.rmtree(tmp_path / "other")
+    make_folder(tmp_path / "other", "fill")
+    assert qkv.train(recipe, tmp_path / "run").config.head == "classes"
+
+
+def stop_after(steps: int, recipe: Recipe, path: Path) -> None:
+    with training(recipe, path) as session:
+        for report in session.reports():
+            if report.step == steps:
+                return
+
+
+@pytest.mark.parametrize("other", ["gone", "changed"])
+def test_with_a_checkpoint_a_run_needs_its_init_no_more(place: Path, tmp_path: Path, other: str) -> None:
+    make_folder(tmp_path / "other", "fill")
+    recipe = tuning(place, init=str(tmp_path / "other"), train={"steps": 6, "save_every": 2})
+    qkv.train(recipe, tmp_path / "whole")
+    stop_after(3, recipe, tmp_path / "run")
+    shutil.rmtree(tmp_path / "other")
+    if other == "changed":
+        make_folder(tmp_path / "other", "fill", seed=2, layers=1)
+    with training(recipe, tmp_path / "run") as session:
+        assert session.resumed_at == 2
+    qkv.train(recipe, tmp_path / "run")
+    learnt, expected = state(tmp_path / "run"), state(tmp_path / "whole")
+    assert learnt.keys() == expected.keys()
+    assert all(torch.equal(learnt[name], expected[name]) for name in learnt)
+
+
+def test_the_card_names_what_a_run_went_on_from(place: Path, tmp_path: Path) -> None:
+    qkv.train(tuning(place), tmp_path / "run")
+    sha256 = Run(tmp_path / "run").began_with()["init"]
+    assert len(sha256) == 64
+    line = f"| goes on from | {place / 'pre'}, sha256 of its weights `{sha256}` |\n"
+    assert line in (tmp_path / "run" / "README.md").read_text()
+    assert "goes on from" not in (place / "pre" / "README.md").read_text()
+
+
+def test_a_run_of_other_examples_is_not_gone_on_with(place: Path, tmp_path: Path) -> None:
+    recipe, run = tuning(place, train={"steps": 4, "save_every": 2}), Run(tmp_path / "run")
+    stop_after(3, recipe, run.path)
+    saved = run.load(2)
+
+    def print_is(changed: dict[str, Any]) -> None:
+        shutil.rmtree(run.checkpoints.folder(2))
+        run.save(replace(saved, fingerprint=changed), best_step=0)
+
+    print_is({**saved.fingerprint, "examples": 999})
+    with pytest.raises(UserError, match=r"run: was begun by a qkv that makes other examples of the same data"):
+        qkv.train(recipe, run.path)
+    print_is({name: value for name, value in saved.fingerprint.items() if name != "examples"})  # as it was at first
+    assert begin(recipe, run.path).resumed_at == 2
+
+
+# --- how it is learnt
+
+
+def test_what_is_frozen_stays_and_lower_layers_learn_slower(place: Path, tmp_path: Path) -> None:
+    learnt = state(place / "pre")
+    qkv.train(tuning(place, train={"freeze": 2, "steps": 4, "keep": "last"}), tmp_path / "frozen")
+    frozen = state(tmp_path / "frozen")
+    still = {name for name in frozen if name in learnt and torch.equal(frozen[name], learnt[name])}
+    low = {name for name in frozen if name.startswith("embedding.") or "embedding_norm" in name or "blocks.0" in name}
+    assert still == low
+    train = {"layer_decay": 0.25, "steps": 1, "weight_decay": 0.0, "clip": 0.0, "schedule": "constant", "keep": "last"}
+    qkv.train(tuning(place, train=train), tmp_path / "slower")
+    slower = state(tmp_path / "slower")
+    moved = {
+        n: float((slower[n] - learnt[n]).abs().max())
+        for n in learnt
+        if n in slower and slower[n].shape == learnt[n].shape
+    }
+    sizes = [
+        moved[name]
+        for name in ("text.dense.weight", "stack.blocks.1.feed.inner.weight", "stack.blocks.0.feed.inner.weight")
+    ]
+    assert sizes == pytest.approx([5e-3, 5e-3 / 4, 5e-3 / 16], rel=0.02)
+    assert moved["embedding.table_VD"] == pytest.approx(5e-3 / 64, rel=0.02)
+
+
+def test_so_many_rows_are_learnt_from(place: Path, tmp_path: Path) -> None:
+    found = {}
+    for name, seed in (("a", 1), ("again", 1), ("b", 2)):
+        session = begin(tuning(place, seed=seed, data={"rows": 17}), tmp_path / name)
+        material = session.state.train
+        assert isinstance(material, Texts)
+        assert len(material) == 17
+        assert len(session.state.validation) == len(session.prepared.validation)
+        assert any("only 17 of" in note for note in session.notes)
+        seen = {
+            n for step in range(material.sampler.batches) for b in material.step(step)[1] for n in b.examples_B.tolist()
+        }
+        assert seen == set(range(17))
+        found[name] = [material.store.tokens.tolist(), material.store.labels_R.tolist()]
+    assert found["a"] == found["again"] != found["b"]
+    session = begin(pretraining(place, data={"rows": 9}), tmp_path / "documents")
+    assert isinstance(session.state.train, Documents)
+    assert len(session.state.train) == len(np.unique(session.state.train.words.store.labels_R)) == 9
+
+
+def test_names_of_bundled_models_and_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (str(tmp_path), "runs/bundled-encoder", "bundled-nothing", "encoder", ""):
+        assert bundled.path_of(path) == Path(path)
+    (tmp_path / "made-up").mkdir()
+    monkeypatch.setattr(bundled, "files", lambda package: tmp_path)
+    assert bundled.path_of("bundled-made-up") == Path("bundled-made-up")
+    (tmp_path / "made-up" / "config.json").write_text("{}")
+    assert bundled.names() == ["bundled-made-up"]
+    assert bundled.path_of("bundled-made-up") == tmp_path / "made-up"
+    with pytest.raises(UserError, match="bundled-nothing: no such folder"):
+        qkv.load("bundled-nothing")
+
+
+# --- grades
+
+
+@pytest.fixture(scope="module")
+def graded(place: Path) -> Path:
+    """A run that has learnt how good a text is, between 100 and 140."""
+    rows = [
+        [text, 100 + 10 * min(4, text.split().count("good") + text.split().count("great"))] for text in texts(300, 3)
+    ]
+    write_table(place / "grades.csv", [["text", "score"], *rows])
+    data = {"corpus": str(place / "grades.csv"), "label": "score", "length": 24}
+    train = {**TRAIN, "steps": 80, "batch_tokens": 512, "learning_rate": 1e-2, "eval_every": 40}
+    table = {"data": data, "model": {**MODEL, "layers": 1, "head": "regression"}, "train": train, "runtime": {"threads": 1}}
+    qkv.train(Recipe.read(table), place / "graded")
+    return place / "graded"
+
+
+def test_grades_come_in_the_units_of_the_file(graded: Path, place: Path) -> None:
+    last = Run(graded).metrics()[-1]
+    assert last["validation_pearson"] > 0.5
+    assert {"validation_spearman", "validation_error"} <= last.keys()
+    with (place / "grades.csv").open() as file:
+        rows = [(text, float(score)) for text, score in list(csv.reader(file))[1:]]
+    answers = np.array([answer.value for answer in qkv.load(graded).predict([text for text, _ in rows])], float)
+    grades = np.array([grade for _, grade in rows])
+    assert abs(answers.mean() - grades.mean()) < 0.5 * grades.std()
+    assert np.corrcoef(answers, grades)[0, 1] > 0.5
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(graded).eval()
+    assert theirs.config.num_labels == 1
+    encoded = transformers.AutoTokenizer.from_pretrained(graded)([rows[0][0]], return_tensors="pt")
+    with torch.no_grad():
+        value = theirs(input_ids=encoded["input_ids"]).logits.item()
+    assert value == pytest.approx(answers[0], abs=1e-3)
+
+
+def test_the_commands_show_grades(graded: Path, place: Path) -> None:
+    shown = fork_server().live(place, "eval", graded)
+    assert shown.code == 0, shown.err
+    assert all(word in shown.out for word in ("pearson", "spearman", "error"))
+    said = fork_server().live(place, "predict", graded, "the film was good", "bad")
+    assert [90 < float(line) < 150 for line in said.out.splitlines()] == [True, True]
+    assert "A model that gives grades" in (graded / "README.md").read_text()
+
+
+@pytest.mark.parametrize("label", ["good", "nan", "inf", "-Infinity", "1e300", "3,5"])
+def test_a_grade_is_a_number(place: Path, tmp_path: Path, label: str) -> None:
+    write_table(tmp_path / "grades.csv", [["text", "label"], *[[t, "1.5"] for t in texts(30, 5)], ["x", label]])
+    with pytest.raises(UserError) as error:
+        qkv.train(tuning(tmp_path, "grades.csv", str(place / "pre"), model={"head": "regression"}), tmp_path / "run")
+    assert f"grades.csv, line 32: {label!r} is no grade; accepted: numbers, such as 3.5" in str(error.value)
+    assert not Run(tmp_path / "run").begun
+
+
+def test_labels_after_grades_and_grades_after_labels(graded: Path, place: Path, tmp_path: Path) -> None:
+    model = qkv.train(tuning(place, init=str(graded)), tmp_path / "labels")
+    assert model.config.head == "classes"
+    assert model.predict(["good"])[0].label in ("bad", "good", "neither")
+    data = {"label": "score"}
+    again = qkv.train(
+        tuning(place, "grades.csv", str(tmp_path / "labels"), data=data, model={"head": "regression"}), tmp_path / "g"
+    )
+    assert 50 < (again.predict(["good"])[0].value or 0) < 200
+
+
+def test_grades_after_grades_begin_as_with_a_new_head(graded: Path, place: Path, tmp_path: Path) -> None:
+    """What is learnt is a grade less its mean, in spreads; the old outputs would give grades in the old units."""
+    recipe = tuning(place, "grades.csv", str(graded), data={"label": "score"}, model={"head": "regression"})
+    session = begin(recipe, tmp_path / "run")
+    first = evaluate(session.state.model, session.state.validation)
+    assert first is not None
+    with (place / "grades.csv").open() as file:
+        grades = np.array([float(score) for _, score in list(csv.reader(file))[1:]])
+    assert first.figures["error"] < 2 * grades.std()
