@@ -25,7 +25,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from table import head, row, say
+from table import head, row, run_main, say
 
 # qkv is imported in the fresh processes only: Linux counts the memory of the process that starts another as the other's
 # highest, so this one has to stay small.
@@ -79,22 +79,23 @@ def highest_memory() -> int:
 
 
 def read(path: Path) -> Measured:
-    from qkv.corpus import corpus
+    from qkv.corpus import files
 
     before, start = highest_memory(), time.perf_counter()
-    rows = sum(1 for _ in corpus.rows([path], corpus.Columns(group="source")))
+    rows = sum(1 for _ in files.rows([path], files.Columns(group="source")))
     return Measured(rows, time.perf_counter() - start, before, highest_memory())
 
 
 def tokenise(path: Path) -> Measured:
     from qkv.config.recipe import DataConfig, TokenizerConfig
     from qkv.corpus.corpus import open_corpus
+    from qkv.corpus.split import SPLITS
     from qkv.data.prepare import prepare
 
     before, start = highest_memory(), time.perf_counter()
-    source = open_corpus(DataConfig(corpus=str(path)))
-    prepared = prepare(source, TokenizerConfig(), path.parent / "cache", say)
-    rows = sum(sum(labels.values()) for labels in prepared.counts.values())
+    corpus = open_corpus(DataConfig(corpus=str(path)))
+    prepared = prepare(corpus, TokenizerConfig(), path.parent / "cache", say)
+    rows = sum(prepared.rows(split) for split in SPLITS)
     return Measured(rows, time.perf_counter() - start, before, highest_memory())
 
 
@@ -114,24 +115,24 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=5.0, help="size of the file, in 10^9 bytes")
     parser.add_argument("--tokenise", action="store_true")
     parser.add_argument("--folder", type=Path, help="where a temporary folder is made; default: the system's place")
-    asked = parser.parse_args()
-    size = int(asked.gigabytes * 1e9)
-    with tempfile.TemporaryDirectory(dir=asked.folder) as temporary:
-        needed = size * (STORE_ROOM if asked.tokenise else ROOM)
+    options = parser.parse_args()
+    size = int(options.gigabytes * 1e9)
+    with tempfile.TemporaryDirectory(dir=options.folder) as temporary:
+        needed = size * (STORE_ROOM if options.tokenise else ROOM)
         free = shutil.disk_usage(temporary).free
         if free < needed:
             sys.exit(
                 f"{temporary}: {free / 1e9:.1f} GB free, {needed / 1e9:.1f} GB needed; --folder names another place"
             )
         path = Path(temporary) / "reviews.csv"
-        say(f"writing {asked.gigabytes:g} GB")
+        say(f"writing {options.gigabytes:g} GB")
         write(path, size)
         head("what", "GB", "rows", "seconds", "MB/s", "highest memory MB", "of it before the first row")
-        for what, found in measured(path, asked.tokenise):
+        for what, found in measured(path, options.tokenise):
             rate = size / 1e6 / found.seconds
             memory = (f"{found.highest / 1e6:,.0f}", f"{found.before / 1e6:,.0f}")
             row(what, f"{size / 1e9:g}", f"{found.rows:,}", f"{found.seconds:,.1f}", f"{rate:,.1f}", *memory)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

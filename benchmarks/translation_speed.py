@@ -3,7 +3,7 @@ installed, JoeyNMT, all at equal size.
 
     .venv/bin/python benchmarks/translation_speed.py --rounds 12 --steps 4 [--data multi30k-en-de]
 
-All have 3 + 3 layers, 256 wide, 4 heads, feed-forward 1,024, sinusoidal positions, 8,000 shared pieces in one table,
+All have 3 + 3 layers, 256 wide, 4 heads, feed-forward 1,024, sinusoidal positions, one shared vocabulary of 8,000,
 label smoothing 0.1, dropout 0.1 on hidden states, the same threads and allocator settings, and read the same pairs. A
 turn is some optimiser steps: collate, forward, backward, clip to norm 1, Adam, learning rate. A token is one of a
 source or of a target; padding is never counted.
@@ -18,13 +18,14 @@ source or of a target; padding is never counted.
   too: pip install --no-deps joeynmt==2.3.0, and importlib_metadata, tensorboard, sentencepiece, sacremoses,
   subword-nmt, pyyaml, packaging, plotly, pandas, matplotlib, datasets beside it.
 
-The share of the peak counts useful work only: 6 FLOPs a weight for each token that a matrix sees (the words' table: for
+The share of the peak counts useful work only: 6 FLOPs a weight for each token that a matrix sees (the output layer: for
 each target token), 12 x width a pair of query and key; causal attention is counted in full, as all compute it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -33,10 +34,9 @@ from typing import Any
 import numpy as np
 import tokenizers
 import torch
-from numpy.typing import NDArray
-from table import say
+from table import run_main, say
 from torch.utils.data import DataLoader, Dataset
-from training_speed import DROPOUT, NEVER, Contender, Inputs, Work, compare, where_time_goes
+from training_speed import DROPOUT, NEVER, Contender, Inputs, Work, check_steps, compare, where_time_goes
 from transformers import (
     DataCollatorForSeq2Seq,
     MarianConfig,
@@ -49,16 +49,14 @@ from transformers.trainer_pt_utils import LabelSmoother
 from qkv import runtime
 from qkv.config import presets
 from qkv.config.recipe import ModelConfig, Recipe
-from qkv.corpus.catalog import cache_folder
-from qkv.corpus.corpus import open_corpus
-from qkv.data.batch import NextTokenBatch
-from qkv.data.prepare import Prepared, prepare
-from qkv.tasks.sequences import Pairs
-from qkv.train.build import build_materials, resolved_recipe, form_of, fresh_model
-from qkv.train.loop import TrainState, new_state, train
+from qkv.data.batch import Ints
+from qkv.tasks.next_token import NextTokenBatch
+from qkv.tasks.translate import TranslationDataset
+from qkv.tokenizer.tokenizer import Tokenizer
+from qkv.training.build import build_state, open_data
+from qkv.training.loop import TrainState, batches_of, train
 
 SMOOTHING, RATE, IGNORED = 0.1, 5e-4, -100
-Ints = NDArray[np.int64]
 
 
 def recipe_for(data: str, tokens: int) -> Recipe:
@@ -81,16 +79,8 @@ def recipe_for(data: str, tokens: int) -> Recipe:
     )
 
 
-def learner_for(recipe: Recipe) -> tuple[TrainState, Prepared]:
-    """What `qkv train` builds."""
-    source = open_corpus(recipe.data, say, recipe.task)
-    prepared = prepare(source, recipe.tokenizer, cache_folder(), say, form_of(recipe))
-    recipe = resolved_recipe(recipe, source, prepared)
-    return new_state(fresh_model(recipe), recipe, *build_materials(recipe, prepared)), prepared
-
-
-def pairs_of(state: TrainState) -> Pairs:
-    assert isinstance(state.train, Pairs), "the task is translate"
+def dataset_of(state: TrainState) -> TranslationDataset:
+    assert isinstance(state.train, TranslationDataset), "the task is translate"
     return state.train
 
 
@@ -100,13 +90,13 @@ def useful_flops(config: ModelConfig, targets_B: Ints, sources_B: Ints) -> float
     d, layers, more = model.width, model.layers, model.decoder_layers
     each = 4 * d**2 + 2 * d * model.feedforward
     at_source = layers * each + more * 2 * d**2  # cross-attention: keys and values
-    at_target = more * (each + 2 * d**2) + d * model.vocabulary  # queries, output; and the words
+    at_target = more * (each + 2 * d**2) + d * model.vocabulary  # queries, output; and the output layer
     seen = layers * np.square(sources_B) + more * (np.square(targets_B) + targets_B * sources_B)
     return float(6 * (at_source * sources_B.sum() + at_target * targets_B.sum()) + 12 * d * seen.sum())
 
 
 def ours(state: TrainState) -> Callable[[], Work]:
-    reports, lengths_N2 = train(state), pairs_of(state).translations.lengths()
+    reports, lengths_N2 = train(state), dataset_of(state).lengths_N2
 
     def step() -> Work:
         before = state.progress.tokens
@@ -168,42 +158,41 @@ def in_their_form(batch: NextTokenBatch) -> Inputs:
     }
 
 
-def grouped(material: Pairs) -> Iterator[Inputs]:
+def grouped(state: TrainState) -> Iterator[Inputs]:
     """The batches of qkv in the form transformers takes them."""
-    number = 0
-    while True:
-        _, (batch,) = material.step(number)
+    for number in itertools.count():
+        (batch,) = batches_of(state, number)
+        assert isinstance(batch, NextTokenBatch)
         yield in_their_form(batch)
-        number += 1
 
 
 class Rows(Dataset[dict[str, Any]]):
-    """Tokenised pairs as a data set of transformers has them."""
+    """Tokenised pairs as a dataset of transformers has them."""
 
-    def __init__(self, material: Pairs) -> None:
-        self.translations = material.translations
+    def __init__(self, dataset: TranslationDataset) -> None:
+        self.dataset = dataset
 
     def __len__(self) -> int:
-        return len(self.translations.rows_N)
+        return len(self.dataset)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         source, target = self.tokens(number)
-        end = self.translations.end
+        end = self.dataset.end
         return {"input_ids": [*source, end], "attention_mask": [1] * (len(source) + 1), "labels": [*target, end]}
 
     def tokens(self, number: int) -> tuple[list[int], list[int]]:
-        store, row = self.translations.store, int(self.translations.rows_N[number])
+        store, row = self.dataset.store, int(self.dataset.rows_N[number])
         begin, middle, stop = (int(edge[row]) for edge in store.bounds())
         return store.tokens[begin:middle].tolist(), store.tokens[middle:stop].tolist()
 
 
-def at_random(material: Pairs, prepared: Prepared, model: Any, rows: int) -> Iterator[Inputs]:
+def at_random(dataset: TranslationDataset, tokenizer: Tokenizer, model: Any, rows: int) -> Iterator[Inputs]:
     """Random rows, padded to the longest of each batch: the Trainer's own way."""
-    inner = tokenizers.Tokenizer.from_str(prepared.tokenizer.to_json())
+    inner = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     fast = PreTrainedTokenizerFast(tokenizer_object=inner, pad_token="[PAD]", eos_token="[SEP]")
     collator, order = DataCollatorForSeq2Seq(fast, model=model), torch.Generator().manual_seed(7)
     while True:
-        for batch in DataLoader(Rows(material), batch_size=rows, shuffle=True, collate_fn=collator, generator=order):
+        for batch in DataLoader(Rows(dataset), batch_size=rows, shuffle=True, collate_fn=collator, generator=order):
             yield dict(batch)
 
 
@@ -213,12 +202,12 @@ def joey(state: TrainState, tokens: int) -> Callable[[], Work]:
     from joeynmt.model import build_model
     from joeynmt.vocabulary import Vocabulary
 
-    config, rows = state.recipe.model, Rows(pairs_of(state))
+    config, rows = state.recipe.model, Rows(dataset_of(state))
     special = SimpleNamespace(
         unk_token="<unk>", pad_token="<pad>", bos_token="<s>", eos_token="</s>", sep_token=None, unk_id=0, pad_id=1,
         bos_id=2, eos_id=3, sep_id=None, lang_tags=[],
     )  # fmt: skip
-    words = Vocabulary([f"word{n}" for n in range(config.vocabulary - 4)], special)
+    vocabulary = Vocabulary([f"token{n}" for n in range(config.vocabulary - 4)], special)
     part = {
         "type": "transformer", "num_layers": 3, "num_heads": 4, "hidden_size": 256, "ff_size": 1024, "dropout": DROPOUT,
         "layer_norm": "post", "activation": "relu",
@@ -230,7 +219,7 @@ def joey(state: TrainState, tokens: int) -> Callable[[], Work]:
         "decoder": part,
     }  # fmt: skip
     torch.manual_seed(7)
-    model = build_model(settings, words, words)
+    model = build_model(settings, vocabulary, vocabulary)
     model.loss_function = ("crossentropy", SMOOTHING)
     optimiser = torch.optim.Adam(model.parameters(), lr=RATE)
     batches = _joey_batches(rows, tokens, Batch)
@@ -268,7 +257,7 @@ def _joey_batches(rows: Rows, tokens: int, make: Any) -> Iterator[Any]:
 
 
 def _joey_batch(pairs: list[tuple[list[int], list[int]]], make: Any) -> Any:
-    """Ids 0 to 3 are its special tokens and never words of ours here: ours begin at 5."""
+    """Ids 0 to 3 are its special tokens and never tokens of ours here: ours begin at 5."""
     sources, targets = [[*a, 3] for a, _ in pairs], [[2, *b, 3] for _, b in pairs]
     lengths = torch.tensor([len(one) for one in sources])
     padded = [
@@ -279,10 +268,11 @@ def _joey_batch(pairs: list[tuple[list[int], list[int]]], make: Any) -> Any:
     return make(padded[0], lengths, None, padded[1], None, indices, device, pad_index=1, eos_index=3)
 
 
-def contenders(state: TrainState, prepared: Prepared, tokens: int) -> dict[str, Contender]:
-    config, material = state.recipe.model, pairs_of(state)
+def contenders(state: TrainState, tokenizer: Tokenizer, tokens: int) -> dict[str, Contender]:
+    config, dataset = state.recipe.model, dataset_of(state)
     models = {name: marian(config) for name in ("default", "tuned")}
-    rows = max(1, int(tokens / material.translations.lengths().sum(1).mean()))
+    rows = max(1, int(tokens / dataset.lengths_N2.sum(1).mean()))
+    random_rows = at_random(dataset, tokenizer, models["default"], rows)
 
     def flops(inputs: Inputs) -> float:
         targets_B, sources_B = (inputs["labels"] != IGNORED).sum(1), inputs["attention_mask"].sum(1)
@@ -293,10 +283,8 @@ def contenders(state: TrainState, prepared: Prepared, tokens: int) -> dict[str, 
 
     found = {
         "qkv": Contender(ours(state), deterministic=True),
-        f"Marian, default, {rows} random rows": other(
-            "default", at_random(material, prepared, models["default"], rows)
-        ),
-        "Marian, tuned": other("tuned", grouped(material)),
+        f"Marian, default, {rows} random rows": other("default", random_rows),
+        "Marian, tuned": other("tuned", grouped(state)),
     }
     if find_spec("joeynmt"):
         found["JoeyNMT"] = Contender(joey(state, tokens), deterministic=False)
@@ -311,14 +299,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="optimiser steps of one turn")
     parser.add_argument("--tokens", type=int, default=4096, help="tokens of a step, padding counted, both sides")
     parser.add_argument("--data", default="multi30k-en-de", help="a catalogue name, or aligned files: A -> B")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     runtime.start()
-    state, prepared = learner_for(recipe_for(asked.data, asked.tokens))
-    assert state.steps > (asked.rounds + 4) * asked.steps, "the learning would end before the measuring"
-    things = contenders(state, prepared, asked.tokens)
-    compare(things, asked.rounds, asked.steps)
-    where_time_goes(things["qkv"], asked.steps)
+    data = open_data(recipe_for(options.data, options.tokens), say)
+    state, _ = build_state(data)
+    check_steps(state, options.rounds, options.steps)
+    things = contenders(state, data.prepared.tokenizer, options.tokens)
+    compare(things, options.rounds, options.steps)
+    where_time_goes(things["qkv"], options.steps)
 
 
 if __name__ == "__main__":
-    main()
+    run_main(main)

@@ -29,8 +29,8 @@ def test_a_bundled_model_is_small_and_explains_itself(name: str) -> None:
     card = files["README.md"].read_text(encoding="utf-8")
     digest = hashlib.sha256(files["model.safetensors"].read_bytes()).hexdigest()
     assert f"sha256 of model.safetensors: `{digest}`" in card
-    for words in ("Certificate", "Licence:", "steps of", "sha256 of the data as read", "cpu_features", "curves.png"):
-        assert words in card
+    for phrase in ("Certificate", "Licence:", "steps of", "sha256 of the data as read", "cpu_features", "curves.png"):
+        assert phrase in card
     recipe = Recipe.read(read_toml(files["recipe.toml"]))
     assert recipe.model.vocabulary == qkv.load(name).config.vocabulary
     assert not re.search(r"/(home|root|tmp|work)/", card + files["recipe.toml"].read_text())
@@ -40,18 +40,18 @@ def test_all_bundled_models_are_known_here() -> None:
     assert bundled.names() == sorted(LARGEST)
 
 
-def test_the_encoder_fills_in_words_and_judges_pairs() -> None:
+def test_the_encoder_fills_masks_and_classifies_pairs() -> None:
     encoder = qkv.load("bundled-encoder")
     filled, pair = encoder.predict(["This is the worst [MASK] I have ever seen.", ("It was good.", "I liked it.")])
     assert filled.alternatives is not None
-    assert {"movie", "film"} & {one["word"] for one in filled.alternatives}
+    assert {"movie", "film"} & {one["token"] for one in filled.alternatives}
     assert pair.probabilities is not None
     assert set(pair.probabilities) == {"next", "not next"}
     assert encoder.embed(["a film", "a longer text about a film"]).shape == (2, encoder.config.width)
 
 
 @pytest.mark.parametrize("name", ["bundled-en-fr", "bundled-gpt"])
-def test_the_weights_of_the_writers_take_at_most_4_mb(name: str) -> None:
+def test_the_weights_of_the_generators_take_at_most_4_mb(name: str) -> None:
     assert (bundled.path_of(name) / "model.safetensors").stat().st_size <= 4_000_000
 
 
@@ -90,7 +90,7 @@ def test_it_is_fine_tuned_by_its_name(tmp_path: Path, monkeypatch: pytest.Monkey
     said: list[str] = []
     model = qkv.train("reviews-finetune", "run", settings=settings, say=said.append)
     assert model.predict(["what a wonderful joy"])[0].label == "0"
-    assert any("new, and still to be learnt: text.dense" in sentence for sentence in said)
+    assert any("newly initialised: text.dense" in sentence for sentence in said)
     assert "bundled-encoder, sha256 of its weights" in (tmp_path / "run" / "README.md").read_text()
 
 

@@ -178,6 +178,28 @@ def test_pipes_and_devices_are_not_read(tmp_path: Path) -> None:
     assert "must be a regular file" in disk.problems(folder)[0]
 
 
+def test_a_new_folder_has_a_manifest_unless_none_is_wanted(tmp_path: Path) -> None:
+    for name, manifest in (("with", True), ("without", False)):
+        (tmp_path / name).mkdir()  # an empty folder may be there already
+        with disk.new_folder(tmp_path / name, manifest=manifest) as made:
+            (made / "a.txt").write_bytes(NEW)
+        assert names_in(tmp_path / name) == [disk.MANIFEST, "a.txt"][not manifest :]
+    assert names_in(tmp_path) == ["with", "without"]
+
+
+def test_what_another_writer_is_making_is_removed_only_by_who_holds_a_lock(tmp_path: Path) -> None:
+    other = tmp_path / f"a.tmp-{os.getpid()}"
+    other.mkdir()
+    (other / "half").write_bytes(OLD)
+    with pytest.raises(FileExistsError), disk.new_folder(tmp_path / "a", locked=False):
+        pass
+    assert names_in(other) == ["half"]
+    with disk.new_folder(tmp_path / "a") as made:
+        (made / "a.txt").write_bytes(NEW)
+    assert names_in(tmp_path) == ["a"]
+    assert names_in(tmp_path / "a") == [disk.MANIFEST, "a.txt"]
+
+
 def test_a_folder_without_a_manifest_is_not_trusted(tmp_path: Path) -> None:
     assert disk.problems(tmp_path) == [f"{tmp_path / disk.MANIFEST}: is missing, so nothing beside it can be trusted"]
     (tmp_path / "file").touch()

@@ -1,4 +1,4 @@
-"""A model leaves with a certificate, and the command line around it: predict and export as a person uses them."""
+"""A model is exported with a certificate, and the command line around it: predict and export as a person uses them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ transformers.utils.logging.set_verbosity_error()
 
 
 def run(*arguments: str, stdin: bytes = b"") -> tuple[int, str, str]:
-    command = [sys.executable, "-m", "qkv.cli.main", *arguments]
+    command = [sys.executable, "-P", "-m", "qkv.cli.main", *arguments]
     done = subprocess.run(command, input=stdin, capture_output=True, timeout=120)
     return done.returncode, done.stdout.decode(), done.stderr.decode()
 
@@ -37,7 +37,7 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("task", CONFIGS)
-def test_every_task_leaves_with_a_small_difference(task: str, tmp_path: Path) -> None:
+def test_every_task_is_exported_with_a_small_difference(task: str, tmp_path: Path) -> None:
     source = make_folder(tmp_path / "in", task)
     certificate = export_hf(source, tmp_path / "out")
     assert certificate.peer.startswith("transformers")
@@ -85,10 +85,10 @@ def test_predict_as_json_and_from_a_file(classifier: Path, tmp_path: Path) -> No
     assert all(answer["label"] in answer["probabilities"] for answer in answers)
 
 
-def test_predict_says_when_it_cuts(classifier: Path) -> None:
+def test_predict_says_when_it_truncates(classifier: Path) -> None:
     code, out, err = run("predict", str(classifier), "good", "good " * 99)
     assert (code, len(out.splitlines())) == (0, 2)
-    assert "note: 1 of 2 texts were cut to fit the model, first text 2" in err
+    assert "note: 1 of 2 texts were truncated, first text 2" in err
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_mistakes_get_a_sentence(classifier: Path, arguments: list[str], stdin: 
     assert "Traceback" not in err
 
 
-def test_an_export_that_is_another_model_is_not_written(tmp_path: Path) -> None:
+def test_an_export_with_other_logits_is_refused(tmp_path: Path) -> None:
     for difference, largest in ((0.4, 0.3), (float("nan"), 1.0), (2e-3, 10.0)):
-        with pytest.raises(UserError, match="is not the same model by witness: scores differ by"):
+        with pytest.raises(UserError, match="X: witness computes other logits: they differ by"):
             Certificate("X", "witness", difference, largest, 1).must_hold()
     Certificate("X", "witness", 5e-4, 10.0, 1).must_hold()
 

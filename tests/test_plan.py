@@ -32,7 +32,7 @@ def test_the_parts_add_up(name: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("changes", [{}, {"activation": "swiglu"}, {"kv_heads": 1}, {"positions": "relative"}])
 def test_formulas_equal_torchs_own_counter(family: Family, changes: dict[str, object]) -> None:
-    """One row of LENGTH tokens, all positions asked for words; plain attention, which the counter understands."""
+    """One row of LENGTH tokens, logits at all positions; plain attention, which the counter understands."""
     chosen = config(family, **changes)
     model = build_model(chosen)
     tokens = torch.zeros(1, LENGTH, dtype=torch.long)

@@ -122,14 +122,14 @@ def test_texts_in_any_form(fitted: TransformerClassifier, form: Callable[[list[s
     assert fitted.predict(form([])).tolist() == []
 
 
-def test_every_row_is_learnt_from(tmp_path: Path) -> None:
+def test_every_row_is_trained_on(tmp_path: Path) -> None:
     """The hash that splits a corpus would hold out some of these rows, and all of a class with one row."""
     texts = [f"text {number}" for number in range(40)]
     quick(output=tmp_path).fit(texts, ["rare", *["usual"] * 39])
     assert "40 train, 0 validation, 0 test rows" in (tmp_path / "README.md").read_text()
 
 
-def test_a_share_of_each_class_chooses_and_calibrates(tmp_path: Path) -> None:
+def test_a_share_of_each_class_is_held_out(tmp_path: Path) -> None:
     texts = [f"text {number}" for number in range(40)] * 2
     y = [*["rare"] * 10, *["usual"] * 30] * 2
     quick(output=tmp_path, validation=0.3).fit(texts, y)
@@ -140,7 +140,7 @@ def test_a_share_of_each_class_chooses_and_calibrates(tmp_path: Path) -> None:
     assert "validation_loss" in (tmp_path / "metrics.jsonl").read_text()
 
 
-def test_too_small_a_share_is_learnt_from_too(tmp_path: Path) -> None:
+def test_too_small_a_share_is_trained_on_too(tmp_path: Path) -> None:
     quick(output=tmp_path, validation=0.2).fit([*X, "rare"], [*Y, "rare"])
     assert "17 train, 0 validation, 0 test rows" in (tmp_path / "README.md").read_text()
 
@@ -182,13 +182,13 @@ def test_an_output_is_a_run_with_the_classes_by_name(tmp_path: Path) -> None:
     assert [list((a.probabilities or {}).values()) for a in answers] == classifier.predict_proba(X).tolist()
 
 
-def test_an_output_is_gone_on_with(tmp_path: Path) -> None:
+def test_fit_resumes_in_its_output(tmp_path: Path) -> None:
     first = quick(output=tmp_path).fit(X, Y)
     written = (tmp_path / "model.safetensors").stat()
     again = quick(output=tmp_path).fit(X, Y)
     assert (tmp_path / "model.safetensors").stat() == written, "a finished run is not trained again"
     assert (again.predict_proba(X) == first.predict_proba(X)).all()
-    with pytest.raises(UserError, match="was begun with other texts or labels; choose another, or delete it"):
+    with pytest.raises(UserError, match="was begun with other texts or labels; choose another folder, or delete it"):
         quick(output=tmp_path).fit(X[::-1], Y)
     with pytest.raises(UserError, match=r"begun with another recipe:\s+train.dropout was 0.0, is 0.5"):
         quick(output=tmp_path, settings=[*QUICK, "train.dropout=0.5"]).fit(X, Y)
@@ -285,10 +285,10 @@ def test_scikit_learns_checks(estimator: Any, check: Callable[[Any], None]) -> N
         (["a", ("a", "b")], ["a", "b"], "X holds single texts and pairs of texts; must be of one kind"),
         (5, ["a"], "X is of type int; must be a list, an array or a series of texts"),
         (["a", "b\ud800"], ["a", "b"], "text 2: character 1 is '\\ud800', half of a character"),
-        (["a", "b", "c"], ["a", "b"], "X has 3 texts and y has 2 labels; must be as many"),
-        (["a", "b"], ["a", "a"], "y has only one class, 'a', in 2 rows; a classifier needs two at least"),
-        ([], [], "X is empty; fit needs texts of two classes at least"),
-        (["a", " ", "\n"], ["a", "b", "b"], "all texts of class 'b' are empty; there is nothing to learn it from"),
+        (["a", "b", "c"], ["a", "b"], "X has 3 texts and y has 2 labels; must be equally many"),
+        (["a", "b"], ["a", "a"], "y has only one class, 'a', in 2 rows; a classifier needs at least two"),
+        ([], [], "X is empty; fit needs texts of at least two classes"),
+        (["a", " ", "\n"], ["a", "b", "b"], "all texts of class 'b' are empty; a class needs text"),
         (["a", "b"], None, "requires y to be passed, but the target y is None"),
         (["a", "b"], [0.5, 0.25], "Unknown label type: continuous"),
     ],
@@ -303,12 +303,12 @@ def test_wrong_input_is_named(texts: Any, labels: Any, sentence: str) -> None:
     [
         ({"recipe": "reviews-quik"}, "reviews-quik: neither a recipe, a preset nor a TOML file; did you mean"),
         ({"settings": "train.epochs=2"}, "settings is one string, 'train.epochs=2'; give a list: ['train.epochs=2']"),
-        ({"settings": ["data.corpus=x"]}, "settings: 'data.corpus=x': data.corpus is for fit to say, which has the"),
+        ({"settings": ["data.corpus=x"]}, "settings: 'data.corpus=x': data.corpus is set by fit; remove it"),
         ({"settings": ["train.epoch=2"]}, "train.epoch: unknown key; did you mean epochs?"),
         ({"epochs": 0}, "train.epochs = 0: must be at least 1"),
         ({"random_state": -1}, "seed = -1: must be at least 0"),
         ({"validation": 1}, "validation = 1: must be at least 0 and below 1"),
-        ({"settings": ["task=fill"]}, "task = 'fill': this estimator tells classes apart; accepted: task = 'classify'"),
+        ({"settings": ["task=fill"]}, "task = 'fill': this estimator is a classifier; accepted: task = 'classify'"),
     ],
 )
 def test_wrong_parameters_are_named_by_fit(parameters: dict[str, Any], sentence: str) -> None:
@@ -317,8 +317,8 @@ def test_wrong_parameters_are_named_by_fit(parameters: dict[str, Any], sentence:
         classifier.fit(X, Y)
 
 
-def test_empty_texts_are_left_out_and_said() -> None:
-    with pytest.warns(UserWarning, match="2 of 18 texts are empty and not learnt from"):
+def test_empty_texts_are_left_out_with_a_warning() -> None:
+    with pytest.warns(UserWarning, match="2 of 18 texts are empty and left out"):
         with_empty = quick().fit([*X, "", " "], [*Y, "pos", "neg"])
     assert (with_empty.predict_proba(X) == quick().fit(X, Y).predict_proba(X)).all()
     assert with_empty.predict_proba([""]).shape == (1, 2)

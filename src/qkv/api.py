@@ -17,8 +17,8 @@ from qkv.predict.predictor import Predictor, load_predictor
 from qkv.run.folder import Run
 from qkv.schema import Say, UserError, silent
 from qkv.tasks import TASKS, task_for
-from qkv.train.loop import Report
-from qkv.train.trainer import open_trainer
+from qkv.training.loop import Report
+from qkv.training.trainer import open_trainer
 
 
 def load(run: str | PathLike[str]) -> Predictor:

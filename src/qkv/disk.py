@@ -52,11 +52,13 @@ def replace_file(path: Path, content: bytes | Callable[[Path], None]) -> None:
 
 
 @contextmanager
-def new_folder(target: Path, *, manifest: bool = True) -> Iterator[Path]:
+def new_folder(target: Path, *, manifest: bool = True, locked: bool = True) -> Iterator[Path]:
     """A temporary folder to fill; when the block ends it gets a manifest, if wanted, and is renamed, in one step. The
-    target may exist if it is an empty folder."""
+    target may exist if it is an empty folder. Where the caller holds a lock, a temporary folder of the same name is a
+    leftover and is removed; else it may be another writer's (process ids repeat across machines), and is an error."""
     temporary = target.with_name(f"{target.name}.tmp-{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
+    if locked:
+        shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
         yield temporary
@@ -193,7 +195,7 @@ def _sum(listed: Mapping[str, list[dict[str, Any]]]) -> str:
 
 
 def _read(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The list of files in a manifest. It may come from a stranger, so its form is checked."""
+    """The list of files in a manifest. It may be hostile, so its form is checked."""
     file = folder / MANIFEST
     try:
         found = file.stat()

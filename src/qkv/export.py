@@ -141,7 +141,7 @@ def _card(title: str, config: ModelConfig, written: ModelFiles, certificate: Cer
     return f"""# {title}
 
 {written.name}, {count:,} numbers in model.safetensors; {config.family}, {config.layers} layers, {config.width} wide.
-ModelFiles by qkv {__version__} on {datetime.date.today()}. sha256 of model.safetensors: `{digest}`
+Written by qkv {__version__} on {datetime.date.today()}. sha256 of model.safetensors: `{digest}`
 
 ## Certificate
 

@@ -30,10 +30,10 @@ PARTS = {  # what to call a weight, by the first pattern its name matches
     r"attention\.": "self-attention",
     r"cross\.": "cross-attention",
     r"feed\.": "feed-forward",
-    r"words\.": "word head",
+    r"words\.": "token head",
     r"text\.": "text head",
 }
-MASKED_SHARE = 0.15  # of an encoder's tokens are asked for in masked-word training
+MASKED_SHARE = 0.15  # of an encoder's tokens are asked for in masked-token training
 LONGEST = 1_000_000  # tokens of a planned sequence
 
 
@@ -42,15 +42,15 @@ class Cost:
     """Floating-point operations for one token at one length; a multiplication and an addition count as two."""
 
     length: int
-    prediction: int  # one forward pass, words at every position
-    training: int  # forward and backward: three times that, an encoder's words at the masked positions only
+    prediction: int  # one forward pass, logits at every position
+    training: int  # forward and backward: three times that, an encoder's logits at the masked positions only
 
     @staticmethod
     def at(config: ModelConfig, length: int) -> Cost:
         parts = flops(config, length)
-        forward, words = sum(parts.values()), parts["words"]
-        asked = round(MASKED_SHARE * words) if config.family == "encoder" else words
-        return Cost(length, forward, 3 * (forward - words + asked))
+        forward, logits = sum(parts.values()), parts["logits"]
+        asked = round(MASKED_SHARE * logits) if config.family == "encoder" else logits
+        return Cost(length, forward, 3 * (forward - logits + asked))
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,14 @@ def flops(config: ModelConfig, length: int) -> dict[str, int]:
         pairs += 2 * (2 * c.reach + 1) * inner  # the query with every distance
     feed = 2 * c.width * c.feedforward * (3 if c.activation in GATED else 2)
     layers = c.layers + c.decoder_layers
-    words = 2 * c.width * (c.target_vocabulary or c.vocabulary) if c.head in ("words", "pretraining") else 0
-    if words and c.family == "encoder":
-        words += 2 * c.width * c.width  # the layer before the words
+    logits = 2 * c.width * (c.target_vocabulary or c.vocabulary) if c.head in ("tokens", "pretraining") else 0
+    if logits and c.family == "encoder":
+        logits += 2 * c.width * c.width  # the layer before the output
     return {
         "projections": (layers + c.decoder_layers) * projections,  # cross-attention has as many as self-attention
         "attention": layers * pairs + c.decoder_layers * 4 * length * inner,
         "feed-forward": layers * feed,
-        "words": words,
+        "logits": logits,
     }
 
 
@@ -151,7 +151,7 @@ def measure_memory(recipe: Recipe, length: int) -> Memory:
 
 
 def _training_loss(model: Model, rows: int, length: int) -> Tensor:
-    """A loss over one batch, as training computes it: words at every position (an encoder: at the masked ones)."""
+    """A loss over one batch, as training computes it: logits at every position (an encoder: at the masked ones)."""
     tokens = torch.zeros(rows, length, dtype=torch.long)
     if isinstance(model, EncoderDecoder):
         hidden_BLD, share = model(tokens, tokens), 1.0

@@ -173,10 +173,10 @@ def _sentence(section: type[Section], detail: ErrorDetails) -> str:
     names = [str(part) for part in detail["loc"]]
     path, found = _short(repr(".".join(names))[1:-1]), _shown(detail["input"])
     inner = _section_at(section, names[:-1])
-    name = names[-1] if names else ""
-    replaced_by = inner.renamed.get(name) or inner.renamed.get(f"{name} = {detail['input']}")
-    if replaced_by:
-        return f"{path} = {found}: was renamed; write {replaced_by}"
+    name, value = names[-1] if names else "", detail["input"]
+    former = f"{name} = {value}" if isinstance(value, str) and name in inner.model_fields else name
+    if former in inner.renamed:
+        return f"{path} = {found}: was renamed; write {inner.renamed[former]}"
     if detail["type"] == "extra_forbidden":
         for table, field in inner.model_fields.items():  # a key without its table
             if isinstance(field.annotation, type) and names[-1] in getattr(field.annotation, "model_fields", ()):

@@ -155,7 +155,7 @@ class TransformerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         for setting in settings:
             table, _, name = setting.partition("=")[0].partition(".")
             if table.strip() == "data" and name.strip() in OF_FIT:
-                raise UserError(f"settings: {setting!r}: data.{name.strip()} is set by fit")
+                raise UserError(f"settings: {setting!r}: data.{name.strip()} is set by fit; remove it")
         chosen = {"train.epochs": self.epochs, "train.learning_rate": self.learning_rate, "seed": self._seed()}
         settings += [f"{name}={value}" for name, value in chosen.items() if value is not None]
         if self.recipe is None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from qkv import disk
 from qkv.run.folder import RECIPE, Run
 from qkv.schema import UserError
-from qkv.train.loop import Progress
-from qkv.train.model_files import tokenizer_files
-from qkv.train.trainer import check_tokenizer, open_run_data, restore_root
+from qkv.training.loop import Progress
+from qkv.training.model_files import tokenizer_files
+from qkv.training.trainer import check_tokenizer, open_run_data, restore_root
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from qkv import labs
-from qkv.cli import lab as room
+from qkv.cli.lab import ProgressLines
 from qkv.cli.main import main
-from qkv.labs.runner import News
+from qkv.labs import runner
 
 
 def qkv(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -46,7 +46,7 @@ def test_a_report_is_a_page_with_pictures_beside_it(
     said = capsys.readouterr()
     assert "63,082,496" in said.out
     assert "measured at full size on" in said.out
-    assert f"{page}: a page with all of it" in said.err
+    assert f"report: {page}, with its pictures beside it" in said.err
     assert "How many weights" in page.read_text(encoding="utf-8")
     assert sorted(file.name for file in page.parent.iterdir()) == [
         "report-count.png", "report-count.svg", "report.html",
@@ -59,14 +59,17 @@ def test_a_report_is_a_page_with_pictures_beside_it(
         (["scala"], "scala: neither a lab (did you mean scale? known: scale, softmax, "),
         (
             ["count", "bundled-encoder"],
-            "lab count: does not look at this model; of this family (encoder), residual, heads, ",
+            "lab count: cannot use this model; for this family (encoder), residual, heads, ",
         ),
-        (["context", "bundled-gpt"], "lab context: does not look at this model; of this family (decoder), residual, "),
-        (["heads", "bundled-encoder", "bundled-gpt"], "bundled-gpt: one model at a time; bundled-encoder was named "),
-        (["count", "-o", "page.txt"], "page.txt: the report is a page; its name must end in .html"),
-        (["count", "-o", "FOLDER/x.html"], "FOLDER/x.html: is a folder; a report is a file"),
-        (["count", "-o", "FILE/page.html"], "FILE/page.html: its folder cannot be made: "),
-        (["count", "--ask"], "--ask needs a terminal to answer in"),
+        (["context", "bundled-gpt"], "lab context: cannot use this model; for this family (decoder), residual, "),
+        (
+            ["heads", "bundled-encoder", "bundled-gpt"],
+            "bundled-gpt: only one model at a time; bundled-encoder was given before",
+        ),
+        (["count", "-o", "page.txt"], "page.txt: a report must end in .html"),
+        (["count", "-o", "FOLDER/x.html"], "FOLDER/x.html: is a folder; give a file name"),
+        (["count", "-o", "FILE/page.html"], "FILE/page.html: cannot create its folder: File exists"),
+        (["count", "--ask"], "--ask needs an interactive terminal"),
     ],
 )
 def test_a_mistake_is_named_before_anything_is_measured(
@@ -79,7 +82,7 @@ def test_a_mistake_is_named_before_anything_is_measured(
     (tmp_path / "FOLDER" / "x.html").mkdir(parents=True)
     (tmp_path / "FILE").touch()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(room, "run_labs", lambda *given, **how: pytest.fail("measured all the same"))
+    monkeypatch.setattr(runner, "run_labs", lambda *given, **how: pytest.fail("measured all the same"))
     assert qkv(monkeypatch, *words) == 2
     said = capsys.readouterr()
     assert sentence in said.err
@@ -101,7 +104,7 @@ def test_the_student_says_first_and_is_told(
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = room.Lines()
+    lines = ProgressLines()
     for step in range(3):
-        lines.tell(News("scale", f"step {step}", 1, 57))
+        lines.show(runner.Step("scale", f"step {step}", 1, 57))
     assert capsys.readouterr().err == "1 of 57 measured; scale: step 0\n"

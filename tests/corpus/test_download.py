@@ -7,6 +7,8 @@ import io
 import json
 import re
 import ssl
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -208,7 +210,7 @@ def test_the_next_place_is_asked_where_one_has_not_the_right_one(
     where = [f"http://{web.netloc}/none/", (tmp_path / "wrong").as_uri(), shelf.as_uri()]
     assert download.download(wanted, where, {}, there).read_bytes() == (shelf / FILE).read_bytes()
     said = refused(wanted, where[:2], there)
-    assert said.startswith(f"{FILE} was not brought: http://{web.netloc}/none/: HTTP 404 Not Found; ")
+    assert said.startswith(f"{FILE} could not be downloaded: http://{web.netloc}/none/: HTTP 404 Not Found; ")
     assert re.search(rf"wrong/{FILE}: .*sha256 is [0-9a-f]{{64}}, not {wanted.sha256}; not opened$", said)
 
 
@@ -266,10 +268,10 @@ def test_a_page_that_does_not_help(
     body: str | bytes, kind: str, reason: str, web: Web, wanted: Archive, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if "more than" in reason:
-        monkeypatch.setattr(fetch, "LARGEST_PAGE", 2000)
+        monkeypatch.setattr(download, "LARGEST_PAGE", 2000)
     web.page("/p/", body, kind)
     said = refused(wanted, [f"http://{web.netloc}/p/"], there)
-    assert said.startswith(f"{FILE} was not brought: ")
+    assert said.startswith(f"{FILE} could not be downloaded: ")
     assert said.endswith(reason.replace("HOST", web.netloc))
     assert list(there.iterdir()) == []
 
@@ -279,11 +281,11 @@ def test_places_that_are_not_there(wanted: Archive, there: Path, tmp_path: Path)
     gone.close()
     where = [f"http://{gone.netloc}/", (tmp_path / "none").as_uri(), there.as_uri(), "http://[x/"]
     assert refused(wanted, where, there) == (
-        f"{FILE} was not brought: http://{gone.netloc}/: Connection refused; "
+        f"{FILE} could not be downloaded: http://{gone.netloc}/: Connection refused; "
         f"{(tmp_path / 'none').as_uri()}: No such file or directory; {there.as_uri()}: has no {FILE}; "
         "http://[x/: Invalid IPv6 URL"
     )
-    assert refused(wanted, [], there) == f"{FILE} was not brought: pip's settings name no index and no folder"
+    assert refused(wanted, [], there) == f"{FILE} could not be downloaded: pip's settings name no index and no folder"
     said = refused(wanted, [f"https://{gone.netloc}/"], there, {"cert": "/nothing.pem"})
     assert said.endswith(f"https://{gone.netloc}/: pip's settings cert and client-cert: No such file or directory")
     assert "could not convert" in refused(wanted, [f"http://{gone.netloc}/"], there, {"timeout": "long"})
@@ -292,8 +294,8 @@ def test_places_that_are_not_there(wanted: Archive, there: Path, tmp_path: Path)
 def test_a_file_without_end_is_not_downloaded_to_its_end(
     web: Web, wanted: Archive, there: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "LARGEST", 1000)
-    monkeypatch.setattr(fetch, "CHUNK", 100)
+    monkeypatch.setattr(download, "LARGEST", 1000)
+    monkeypatch.setattr(download, "CHUNK", 100)
     web.page("/p/", f'<a href="{FILE}">')
     web.page(f"/p/{FILE}", b"x" * 1_000_000)
     said = refused(wanted, [f"http://{web.netloc}/p/"], there)
@@ -325,9 +327,41 @@ def test_pip_is_never_given_an_sdist(
     (tmp_path / "shelf").symlink_to(shelf)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", "shelf")
-    with pytest.raises(UserError, match=r"^pip did not bring Some\.data==1\.0: No matching distribution found for "):
+    with pytest.raises(
+        UserError, match=r"^pip could not download Some\.data==1\.0: No matching distribution found for "
+    ):
         download.wheel(wanted, there)
     assert not list(tmp_path.rglob("ran"))
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
+    """A package called pip in the current folder, as an archive from the web may leave it there; whether it was
+    imported."""
+    folder, marker = tmp_path / "planted", tmp_path / "imported"
+    (folder / "pip").mkdir(parents=True)
+    for name in ("__init__.py", "__main__.py"):
+        (folder / "pip" / name).write_text(f"open({str(marker)!r}, 'w').close()\n")
+    monkeypatch.chdir(folder)
+    for name in ("PYTHONPATH", "PYTHONSAFEPATH"):
+        monkeypatch.delenv(name, raising=False)
+    return marker.exists
+
+
+def test_a_package_called_pip_in_the_current_folder_is_not_imported(
+    shelf: Path, wanted: Archive, there: Path, planted: Callable[[], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (shelf.parent / "shelf").symlink_to(shelf)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(shelf.parent / "shelf"))
+    with pytest.raises(
+        UserError, match=r"^pip could not download Some\.data==1\.0: No matching distribution found for "
+    ):
+        download.wheel(wanted, there)
+    assert download.sdist(wanted, there) == there / FILE
+    assert not planted()
+    subprocess.run([sys.executable, "-m", "pip"], check=True)  # without -P it is imported
+    assert planted()
 
 
 # --- one member
@@ -360,7 +394,7 @@ def test_a_link_is_not_followed(kind: bytes, tmp_path: Path) -> None:
 
 
 def test_a_huge_member(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch, "LARGEST", 3 * download.CHUNK)
+    monkeypatch.setattr(download, "LARGEST", 3 * download.CHUNK)
     with zipfile.ZipFile(tmp_path / "x.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("most", bytes(3 * download.CHUNK))
         archive.writestr("more", bytes(3 * download.CHUNK + 1))

@@ -1,4 +1,4 @@
-"""Which rows are held out is a format: the same text is on the same side in every recipe, for ever."""
+"""Which rows are held out is a format: the same text is in the same split in every recipe, for ever."""
 
 import hashlib
 import random
@@ -18,7 +18,7 @@ TEXTS = [f"film number {n}" for n in range(20_000)]
 
 
 @pytest.mark.parametrize(
-    ("text", "pair", "place"),
+    ("text", "pair", "position"),
     [
         ("", None, 0.8931675160897388),
         ("the film was good", None, 0.34723885608114113),
@@ -29,11 +29,11 @@ TEXTS = [f"film number {n}" for n in range(20_000)]
         ("a", "b c", 0.8956297997802628),
     ],
 )
-def test_these_places_never_change(text: str, pair: str | None, place: float) -> None:
-    assert hash_position(text, pair) == place
+def test_these_positions_never_change(text: str, pair: str | None, position: float) -> None:
+    assert hash_position(text, pair) == position
 
 
-def test_a_place_is_the_first_64_bits_of_a_public_hash() -> None:
+def test_a_position_is_the_first_64_bits_of_a_public_hash() -> None:
     digest = hashlib.blake2b(b"the film was good", digest_size=8).hexdigest()
     assert hash_position(" The  film\nwas GOOD ") == int(digest, 16) / 2**64
     both = hashlib.blake2b(b"the film\x1fgood", digest_size=8).hexdigest()
@@ -43,7 +43,7 @@ def test_a_place_is_the_first_64_bits_of_a_public_hash() -> None:
 def test_shares_begin_at_0_test_first() -> None:
     below, between, above = (f"film number {n}" for n in (28, 33, 0))
     assert hash_position(below) < 0.10 <= hash_position(between) < 0.15 <= hash_position(above)
-    assert [split_of(text) for text in (below, between, above)] == ["test", "validation", "train"]
+    assert [split_of(hash_position(text)) for text in (below, between, above)] == ["test", "validation", "train"]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_differs_in_more_is_elsewhere() -> None:
 
 
 def test_shares_are_about_5_and_10_percent() -> None:
-    counts = Counter(split_of(text) for text in TEXTS)
+    counts = Counter(split_of(hash_position(text)) for text in TEXTS)
     assert abs(counts["test"] / 20_000 - 0.10) < 0.01  # more than 4 standard deviations
     assert abs(counts["validation"] / 20_000 - 0.05) < 0.007
 
@@ -88,10 +88,10 @@ def test_shares_are_about_5_and_10_percent() -> None:
 def test_what_has_files_of_its_own_takes_nothing_from_the_corpus() -> None:
     for validation in (False, True):
         for test in (False, True):
-            parts = [split_of(text, validation=validation, test=test) for text in TEXTS[:2000]]
-            assert ("validation" in parts, "test" in parts) == (validation, test)
-            for text, part in zip(TEXTS, parts, strict=False):
-                assert part in (split_of(text), "train")  # the other held-out rows stay where they are
+            splits = [split_of(hash_position(text), validation=validation, test=test) for text in TEXTS[:2000]]
+            assert ("validation" in splits, "test" in splits) == (validation, test)
+            for text, split in zip(TEXTS, splits, strict=False):
+                assert split in (split_of(hash_position(text)), "train")  # the other held-out rows stay
 
 
 def write(path: Path, texts: list[str]) -> Path:
@@ -101,25 +101,25 @@ def write(path: Path, texts: list[str]) -> Path:
 
 def test_the_order_and_number_of_rows_do_not_matter(tmp_path: Path) -> None:
     mixed = random.Random(1).sample(TEXTS, 1000)
-    parts = []
+    splits = []
     for texts in (mixed, sorted(mixed), mixed[::2]):
-        source = open_corpus(DataConfig(corpus=str(write(tmp_path / "r.csv", texts))))
-        found = {row.text: part for part, row in source.rows()}
+        corpus = open_corpus(DataConfig(corpus=str(write(tmp_path / "r.csv", texts))))
+        found = {row.text: split for split, row in corpus.rows()}
         assert len(found) == len(texts)
-        parts.append(found)
-    assert parts[0] == parts[1]
-    assert parts[2].items() <= parts[0].items()
+        splits.append(found)
+    assert splits[0] == splits[1]
+    assert splits[2].items() <= splits[0].items()
 
 
-def test_files_of_their_own_are_their_part_whole(tmp_path: Path) -> None:
+def test_files_of_their_own_are_their_split_whole(tmp_path: Path) -> None:
     corpus, other = str(write(tmp_path / "r.csv", TEXTS[:1000])), str(write(tmp_path / "v.csv", TEXTS[1000:1300]))
     expected = {"train": 1000, "validation": 300, "test": 300}
     third = str(write(tmp_path / "t.csv", TEXTS[1300:1600]))
     both = open_corpus(DataConfig(corpus=corpus, validation=other, test=third))
-    assert Counter(part for part, _ in both.rows()) == expected
-    assert {part: len(list(both.rows([part]))) for part in SPLITS} == expected
-    one = Counter(part for part, _ in open_corpus(DataConfig(corpus=corpus, validation=other)).rows())
-    alone = Counter(part for part, _ in open_corpus(DataConfig(corpus=corpus)).rows())
+    assert Counter(split for split, _ in both.rows()) == expected
+    assert {split: len(list(both.rows([split]))) for split in SPLITS} == expected
+    one = Counter(split for split, _ in open_corpus(DataConfig(corpus=corpus, validation=other)).rows())
+    alone = Counter(split for split, _ in open_corpus(DataConfig(corpus=corpus)).rows())
     assert one["test"] == alone["test"] > 0
     assert one["validation"] == 300
     assert one["train"] == alone["train"] + alone["validation"]

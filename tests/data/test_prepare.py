@@ -1,4 +1,4 @@
-"""From files as people have them to stores, by the whole road; what cannot be learnt from is said in a sentence."""
+"""From files as people have them to stores; what cannot be trained on is refused with one sentence."""
 
 import contextlib
 import hashlib
@@ -10,14 +10,15 @@ from typing import Any
 
 import pytest
 
-from qkv.config.recipe import DataConfig, Task, TokenizerConfig
+from qkv.config.recipe import DataConfig, Recipe, TokenizerConfig
 from qkv.corpus import catalog
-from qkv.corpus.corpus import open_corpus
+from qkv.corpus.corpus import RowFormat, open_corpus
 from qkv.corpus.files import Columns
-from qkv.corpus.split import Part, split_of
+from qkv.corpus.split import Split, hash_position, split_of
 from qkv.data.prepare import Prepared, prepare
 from qkv.data.store import Store
 from qkv.schema import UserError
+from qkv.tasks import TASKS
 
 CHARACTERS = TokenizerConfig(kind="characters", lowercase=False)
 
@@ -33,8 +34,8 @@ def made(
     file = folder / "r.csv"
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     table = {name: str(folder / value) if name in ("validation", "test") else value for name, value in data.items()}
-    source = open_corpus(DataConfig.read({"corpus": str(file), **table}))
-    return prepare(source, tokenizer, folder / "cache", (list[str]() if heard is None else heard).append)
+    corpus = open_corpus(DataConfig.read({"corpus": str(file), **table}))
+    return prepare(corpus, tokenizer, folder / "cache", (list[str]() if heard is None else heard).append)
 
 
 def refused(folder: Path, content: str | bytes, **data: Any) -> str:
@@ -44,13 +45,18 @@ def refused(folder: Path, content: str | bytes, **data: Any) -> str:
     return str(error.value).replace(f"{folder}/", "")
 
 
-def texts_in(part: Part, words: str = "film") -> Iterator[str]:
-    """Texts that the hash puts into this part."""
-    return (text for n in count() if split_of(text := f"{words} {n}") == part)
+def texts_in(split: Split, words: str = "film") -> Iterator[str]:
+    """Texts that the hash puts into this split."""
+    return (text for n in count() if split_of(hash_position(text := f"{words} {n}")) == split)
 
 
-def some(part: Part, n: int, words: str = "film") -> list[str]:
-    return list(islice(texts_in(part, words), n))
+def some(split: Split, n: int, words: str = "film") -> list[str]:
+    return list(islice(texts_in(split, words), n))
+
+
+def format_of(task: str) -> RowFormat:
+    """How a task reads its rows."""
+    return TASKS[task].format(Recipe.read({"task": task}))
 
 
 def csv_of(rows: list[tuple[str, str]], head: str = "text,label") -> str:
@@ -91,7 +97,7 @@ def test_other_separators_and_a_byte_order_mark(tmp_path: Path, sign: str) -> No
 
 def test_tabs_quotes_and_line_ends_are_text(tmp_path: Path) -> None:
     odd = ["a\ttab", 'a "quote" in it', "two\nlines", "two\r\nlines, a comma; and a semicolon"]
-    rows = [(text, str(n % 2)) for n, text in enumerate(odd) if split_of(text) == "train"]
+    rows = [(text, str(n % 2)) for n, text in enumerate(odd) if split_of(hash_position(text)) == "train"]
     assert len(rows) == len(odd), "choose other texts: these are held out"
     prepared = made(tmp_path, csv_of(rows))
     assert texts(prepared, prepared.train) == odd
@@ -115,26 +121,29 @@ def test_rows_without_text_or_label_are_left_out_with_a_notice_that_names_the_li
     assert texts(prepared, prepared.train) == [text for text, _ in TWO]
     assert prepared.train.labels_R.tolist() == [0, 1, 0, 1, 0, 1]
     assert sum(prepared.counts["train"].values()) == 6
-    assert heard == ["reading, and training the tokenizer", "tokenising 6 rows"]
+    assert heard == ["reading the corpus and training the tokenizer", "tokenising 6 rows"]
 
 
 def test_one_class_only(tmp_path: Path) -> None:
     assert refused(tmp_path, csv_of([(text, "1") for text, _ in TWO])) == (
-        "r.csv: only one label, '1', in 6 training rows of column 'label'; a classifier needs two at least"
+        "r.csv: only one label, '1', in 6 training rows of column 'label'; a classifier needs at least two"
     )
 
 
-@pytest.mark.parametrize("part", ["train", "test"])
-def test_one_row(tmp_path: Path, part: Part) -> None:
-    sentence = refused(tmp_path, csv_of([(some(part, 1)[0], "1")]))
-    expected = {"train": "only one label, '1'", "test": r"all 1 rows are held out \(.*\), none is left to learn from"}
-    assert re.match(f"r.csv: {expected[part]}", sentence)
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_one_row(tmp_path: Path, split: Split) -> None:
+    sentence = refused(tmp_path, csv_of([(some(split, 1)[0], "1")]))
+    expected = {
+        "train": "only one label, '1'",
+        "test": r"all 1 rows are in the validation and test splits \(.*\); none is left to train on$",
+    }
+    assert re.match(f"r.csv: {expected[split]}", sentence)
 
 
 def test_no_rows(tmp_path: Path) -> None:
-    assert refused(tmp_path, "text,label\n") == "r.csv: no rows to learn from"
+    assert refused(tmp_path, "text,label\n") == "r.csv: no rows to train on"
     assert refused(tmp_path, "text,label\n,1\n,0\n") == (
-        "r.csv: no rows to learn from: 2 rows have no text and are left out, first r.csv, line 2"
+        "r.csv: no rows to train on: 2 rows have no text and are left out, first r.csv, line 2"
     )
     assert "empty; the first line must name the columns" in refused(tmp_path, "")
 
@@ -197,31 +206,34 @@ def test_label_names_of_another_form_are_refused(tmp_path: Path, written: str) -
     )
 
 
-@pytest.mark.parametrize("part", ["validation", "test"])
-def test_a_label_that_no_training_row_has_is_refused_before_anything_is_learnt(tmp_path: Path, part: Part) -> None:
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_a_label_that_no_training_row_has_is_refused_before_anything_is_learnt(tmp_path: Path, split: Split) -> None:
     known = "; known: 0, 1"
     (tmp_path / "v.csv").write_text(csv_of([("fine", "0"), ("odd", "maybe"), ("odder", "maybe")]))
-    assert refused(tmp_path, csv_of(TWO), **{part: "v.csv"}) == (
+    assert refused(tmp_path, csv_of(TWO), **{split: "v.csv"}) == (
         f"v.csv, line 3: label 'maybe' is in no training row{known}"
     )
-    inside = csv_of([*TWO, (some(part, 1)[0], "maybe")])
+    inside = csv_of([*TWO, (some(split, 1)[0], "maybe")])
     assert refused(tmp_path, inside) == f"r.csv, line 8: label 'maybe' is in no training row{known}"
 
 
 def test_a_text_column_taken_for_labels_is_asked_about(tmp_path: Path) -> None:
     rows = [(text, str(n % 2)) for n, text in enumerate(some("train", 150))]
     assert refused(tmp_path, csv_of(rows), label="text") == (
-        "r.csv: 150 different labels in 150 training rows; is 'text' the column of labels?"
+        "r.csv: 150 different labels in 150 training rows; is 'text' the label column? data.label names another"
     )
 
 
 def test_pairs_are_kept_apart(tmp_path: Path) -> None:
     pairs = [(f"a {n}", f"bc {n}") for n in range(60)]
-    held = {part: [pair for pair in pairs if split_of(*pair) == part] for part in ("train", "validation", "test")}
+    held = {
+        split: [pair for pair in pairs if split_of(hash_position(*pair)) == split]
+        for split in ("train", "validation", "test")
+    }
     assert all(held.values())
     content = csv_of([(a, b, "xy"[n % 2]) for n, (a, b) in enumerate(pairs)], "one,two,label")  # type: ignore[misc]
     prepared = made(tmp_path, content, text="one", pair="two")
-    for store, part in ((prepared.train, "train"), (prepared.validation, "validation")):
+    for store, split in ((prepared.train, "train"), (prepared.validation, "validation")):
         assert store.pairs
         found = [
             (
@@ -230,7 +242,7 @@ def test_pairs_are_kept_apart(tmp_path: Path) -> None:
             )
             for a, b, c in zip(*(edge.tolist() for edge in store.bounds()), strict=True)
         ]
-        assert found == held[part]
+        assert found == held[split]
 
 
 def test_half_a_pair_may_be_empty_but_not_both(tmp_path: Path) -> None:
@@ -247,8 +259,8 @@ def test_a_group_is_read_and_changes_nothing_else(tmp_path: Path) -> None:
         made(tmp_path, "text,label,source\n" + rows, group="source"),
     )
     assert grouped.train.tokens.tobytes() == plain.train.tokens.tobytes()
-    source = open_corpus(DataConfig(corpus=str(tmp_path / "r.csv"), group="source"))
-    assert [row.group for _, row in source.rows()] == ["rt", "imdb"] * 3
+    corpus = open_corpus(DataConfig(corpus=str(tmp_path / "r.csv"), group="source"))
+    assert [row.group for _, row in corpus.rows()] == ["rt", "imdb"] * 3
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
@@ -302,8 +314,8 @@ def test_the_tokenizer_has_seen_training_rows_only(tmp_path: Path) -> None:
     """Each row has a character of its own: the vocabulary is exactly those of the training rows."""
     rows = [(chr(0x4E00 + n), str(n % 2)) for n in range(400)]
     prepared = made(tmp_path, csv_of(rows))
-    known = {token for token in prepared.tokenizer.inner.get_vocab() if len(token) == 1}
-    assert known == {text for text, _ in rows if split_of(text) == "train"}
+    known = {token for token in prepared.tokenizer._inner.get_vocab() if len(token) == 1}
+    assert known == {text for text, _ in rows if split_of(hash_position(text)) == "train"}
     assert 300 < len(known) < 380
     assert all(prepared.tokenizer.unknown in prepared.tokenizer.ids([text])[0] for text, _ in rows if text not in known)
 
@@ -313,7 +325,7 @@ def test_the_tokenizer_has_not_seen_files_of_their_own_either(tmp_path: Path) ->
         (tmp_path / name).write_text(csv_of([(chr(0x5E00 + 100 * number + n), "0") for n in range(50)]))
     rows = [(chr(0x4E00 + n), str(n % 2)) for n in range(100)]
     prepared = made(tmp_path, csv_of(rows), validation="v.csv", test="t.csv")
-    known = {token for token in prepared.tokenizer.inner.get_vocab() if len(token) == 1}
+    known = {token for token in prepared.tokenizer._inner.get_vocab() if len(token) == 1}
     assert known == {text for text, _ in rows}
     assert (len(prepared.train), len(prepared.validation)) == (100, 50)
     assert prepared.counts["test"] == {"0": 50}
@@ -321,7 +333,7 @@ def test_the_tokenizer_has_not_seen_files_of_their_own_either(tmp_path: Path) ->
 
 def test_special_tokens_in_a_text_are_text(tmp_path: Path) -> None:
     rows = [("a [CLS] b [SEP] [PAD]", "0"), ("c", "1"), ("d", "0"), ("e", "1")]
-    prepared = made(tmp_path, csv_of([row for row in rows if split_of(row[0]) == "train"]))
+    prepared = made(tmp_path, csv_of([row for row in rows if split_of(hash_position(row[0])) == "train"]))
     assert set(prepared.train.tokens.tolist()).isdisjoint(range(5))
 
 
@@ -330,7 +342,7 @@ def test_every_kind_of_tokenizer_goes_the_whole_road(tmp_path: Path, kind: str) 
     rows = [(f"the film {n} was {'good' if n % 2 else 'bad'}", str(n % 2)) for n in range(200)]
     tokenizer = TokenizerConfig.read({"kind": kind, "vocab_size": 300})
     prepared = made(tmp_path, csv_of(rows), tokenizer)
-    expected = [text for text, _ in rows if split_of(text) == "train"]
+    expected = [text for text, _ in rows if split_of(hash_position(text)) == "train"]
     assert texts(prepared, prepared.train) == expected
     assert prepared.tokenizer.size <= 300
     assert int(prepared.train.tokens.max()) < prepared.tokenizer.size
@@ -338,7 +350,7 @@ def test_every_kind_of_tokenizer_goes_the_whole_road(tmp_path: Path, kind: str) 
 
 def test_a_cache_that_cannot_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("a file, not a folder")
-    with pytest.raises(UserError, match=r"cache/stores/.*: cannot be written: .*; QKV_CACHE names another place"):
+    with pytest.raises(UserError, match=r"cache/stores/.*: cannot be written: .*; set QKV_CACHE to another folder"):
         made(tmp_path, csv_of(TWO))
 
 
@@ -361,22 +373,25 @@ def test_a_text_of_the_test_file_is_nowhere_else(tmp_path: Path) -> None:
     prepared = made(tmp_path, csv_of(TWO), validation="v.csv", test="t.csv")
     assert texts(prepared, prepared.train) == [text for text, _ in kept[1:]]
     assert len(prepared.validation) == 2
-    assert any("3 rows are also in a held-out file and are left out, first r.csv, line 2" in n for n in prepared.notes)
+    assert any(
+        "3 rows are also in a validation or test file and are left out, first r.csv, line 2" in n
+        for n in prepared.notes
+    )
 
 
-def test_one_file_cannot_be_two_parts(tmp_path: Path) -> None:
+def test_one_file_cannot_be_two_splits(tmp_path: Path) -> None:
     (tmp_path / "r.csv").write_text(csv_of(TWO))
     said = refused(tmp_path, csv_of(TWO), test="r.csv")
-    assert said == "data.test: r.csv is also in data.corpus; a row must be in one of them only"
+    assert said == "data.test: r.csv is also in data.corpus; each row must be in one split only"
 
 
 def test_data_that_changes_meanwhile_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "r.csv").write_text(csv_of(TWO))
-    source = open_corpus(DataConfig(corpus=str(tmp_path / "r.csv")))
-    source.must_be_unchanged()
+    corpus = open_corpus(DataConfig(corpus=str(tmp_path / "r.csv")))
+    corpus.check_unchanged()
     (tmp_path / "r.csv").write_text(csv_of(TWO[1:]))
-    with pytest.raises(UserError, match="changed while it was being used"):
-        prepare(source, CHARACTERS, tmp_path / "cache")
+    with pytest.raises(UserError, match="changed while it was being read; run the command again"):
+        prepare(corpus, CHARACTERS, tmp_path / "cache")
 
 
 # --- several corpora
@@ -408,8 +423,8 @@ def test_corpora_read_together_have_the_same_columns_and_label_names(
     monkeypatch.setattr(catalog, "entries", lambda: made_up)
     (tmp_path / "plain.csv").write_text(csv_of(TWO))
 
-    def rows(corpus: str, task: Task = "classify", **data: Any) -> int:
-        return sum(1 for _ in open_corpus(DataConfig(corpus=corpus, **data), task=task).rows())
+    def rows(corpus: str, task: str = "classify", **data: Any) -> int:
+        return sum(1 for _ in open_corpus(DataConfig(corpus=corpus, **data), format_of(task)).rows())
 
     assert rows("a + b") == 80
     for both in ("a + other", f"a + {tmp_path}/plain.csv", f"{tmp_path}/plain.csv + a"):
@@ -417,7 +432,7 @@ def test_corpora_read_together_have_the_same_columns_and_label_names(
             rows(both)
         assert (
             str(error.value)
-            == f"data.corpus = {both!r}: these have different label names; say data.label_names for both"
+            == f"data.corpus = {both!r}: these have different label names; set data.label_names for both"
         )
         assert rows(both, label_names="0=no, 1=yes") == rows(both, task="fill") > 40
     with pytest.raises(
@@ -441,18 +456,22 @@ def test_a_path_that_is_there_as_written_is_one_corpus(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["auto", "blank-lines"])
-def test_text_in_class_folders_falls_into_the_same_parts_for_both_tasks(tmp_path: Path, kind: str) -> None:
+def test_text_in_class_folders_falls_into_the_same_splits_for_both_tasks(tmp_path: Path, kind: str) -> None:
     """Else what a classifier holds out would be learnt from before."""
     for label in ("bad", "good"):
         (tmp_path / label).mkdir()
         for n in range(60):
             (tmp_path / label / f"{n}.txt").write_text(f"{label} film {n}\n\nits second part\n")
     data = DataConfig.read({"corpus": str(tmp_path)})
-    labelled = [(part, row.text) for part, row in open_corpus(data).rows()]
-    documents = [(part, row.text) for part, row in open_corpus(data.replace(documents=kind), task="fill").rows()]
-    assert len({part for part, _ in labelled}) == 3
+    labelled = [(split, row.text) for split, row in open_corpus(data).rows()]
+    documents = [
+        (split, row.text) for split, row in open_corpus(data.replace(documents=kind), format_of("fill")).rows()
+    ]
+    assert len({split for split, _ in labelled}) == 3
     assert len(labelled) == 120
     if kind == "auto":
-        assert [(part, text.split()) for part, text in documents] == [(part, text.split()) for part, text in labelled]
+        assert [(split, text.split()) for split, text in documents] == [
+            (split, text.split()) for split, text in labelled
+        ]
     else:
         assert len(documents) == 240

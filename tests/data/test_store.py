@@ -28,13 +28,13 @@ from pathlib import Path
 from qkv.config.recipe import DataConfig, TokenizerConfig
 from qkv.data.prepare import prepare
 from qkv.corpus.corpus import open_corpus
-folder, corpus = Path(sys.argv[1]), sys.argv[2]
-source = open_corpus(DataConfig(corpus=corpus))
+folder = Path(sys.argv[1])
+corpus = open_corpus(DataConfig(corpus=sys.argv[2]))
 (folder / f"ready-{sys.argv[3]}").touch()
 while not (folder / "go").exists():
     time.sleep(0.001)
 heard = []
-made = prepare(source, TokenizerConfig(vocab_size=300), folder / "cache", heard.append)
+made = prepare(corpus, TokenizerConfig(vocab_size=300), folder / "cache", heard.append)
 arrays = [made.train.tokens, made.train.starts_R, made.train.labels_R, made.validation.tokens]
 whole = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 print(json.dumps({"heard": heard, "whole": whole, "rows": len(made.train)}))
@@ -86,7 +86,7 @@ def test_a_store_is_mapped_and_cannot_be_written_to(tmp_path: Path) -> None:
 
 
 def test_facts_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"facts\.json: cannot be read: .*; delete .* to make it anew"):
+    with pytest.raises(UserError, match=r"facts\.json: cannot be read: .*; delete .* to rebuild it"):
         read_facts(tmp_path)
     (tmp_path / "facts.json").write_text("{")
     with pytest.raises(UserError, match=r"facts\.json: cannot be read"):
@@ -103,8 +103,8 @@ def corpus_in(folder: Path, rows: int = 300) -> Path:
 
 
 def prepared(folder: Path, heard: list[str]) -> Prepared:
-    source = open_corpus(DataConfig(corpus=str(folder / "r.csv")))
-    return prepare(source, TokenizerConfig(vocab_size=300), folder / "cache", heard.append)
+    corpus = open_corpus(DataConfig(corpus=str(folder / "r.csv")))
+    return prepare(corpus, TokenizerConfig(vocab_size=300), folder / "cache", heard.append)
 
 
 def store_folder(folder: Path) -> Path:
@@ -132,7 +132,7 @@ def children(folder: Path, count: int) -> list[subprocess.Popen[str]]:
 @pytest.mark.parametrize(
     "name", ["train.tokens", "train.starts", "validation.labels", "tokenizer.json", "facts.json", "MANIFEST.json"]
 )
-def test_a_flipped_bit_is_noticed_and_the_store_made_anew(tmp_path: Path, name: str) -> None:
+def test_a_flipped_bit_is_noticed_and_the_store_rebuilt(tmp_path: Path, name: str) -> None:
     corpus_in(tmp_path)
     prepared(tmp_path, [])
     good = contents(tmp_path)
@@ -141,17 +141,17 @@ def test_a_flipped_bit_is_noticed_and_the_store_made_anew(tmp_path: Path, name: 
     (store_folder(tmp_path) / name).write_bytes(spoilt)
     heard: list[str] = []
     prepared(tmp_path, heard)
-    assert heard[0].endswith("; made anew")
+    assert heard[0].endswith("; rebuilding it")
     assert name in heard[0] or name == "MANIFEST.json"
     assert contents(tmp_path) == good
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "no manifest", "empty folder"])
-def test_what_a_crash_or_a_hand_took_away_is_made_anew(tmp_path: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["truncated", "gone", "no manifest", "empty folder"])
+def test_what_a_crash_or_a_hand_took_away_is_rebuilt(tmp_path: Path, damage: str) -> None:
     corpus_in(tmp_path)
     prepared(tmp_path, [])
     good, folder = contents(tmp_path), store_folder(tmp_path)
-    if damage == "cut":
+    if damage == "truncated":
         (folder / "train.tokens").write_bytes(good["train.tokens"][:-4])
     elif damage == "gone":
         (folder / "train.tokens").unlink()
@@ -162,7 +162,7 @@ def test_what_a_crash_or_a_hand_took_away_is_made_anew(tmp_path: Path, damage: s
         folder.mkdir()
     heard: list[str] = []
     prepared(tmp_path, heard)
-    assert heard[0].endswith("; made anew")
+    assert heard[0].endswith("; rebuilding it")
     assert contents(tmp_path) == good
 
 
@@ -195,7 +195,7 @@ def test_two_processes_at_the_same_moment_make_one_good_store(tmp_path: Path) ->
     assert heard == []  # and it is whole
 
 
-def test_one_store_is_open_twice_while_it_is_made_anew(tmp_path: Path) -> None:
+def test_one_store_is_open_twice_while_it_is_rebuilt(tmp_path: Path) -> None:
     """Who has mapped a store keeps what was in it, also when another process replaces it."""
     corpus_in(tmp_path)
     first, second = prepared(tmp_path, []), prepared(tmp_path, [])

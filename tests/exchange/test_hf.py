@@ -1,5 +1,5 @@
-"""The edges of reading and writing foreign models: what is refused, in which words and before what work; which old and
-odd files are the same model all the same; which of our models have no way out, and which part stands in it.
+"""The edges of reading and writing foreign models: what is refused, with which sentence and before what work; which
+old and odd files are the same model all the same; which of our models cannot be exported, and which part prevents it.
 
 That the numbers are right is shown in test_parity_hf.py. Here folders are written by our own exporter and then spoilt.
 """
@@ -42,7 +42,7 @@ CONFIGS: dict[str, ModelConfig] = {
     "bart": tiny("encoder-decoder", "learned", **_BOTH, embedding_norm=True),
     "t5": tiny("encoder-decoder", "t5", **_T5),
 }
-WORDS, SINUSOIDS = "bert.embeddings.word_embeddings.weight", "roformer.encoder.embed_positions.weight"
+EMBEDDINGS, SINUSOIDS = "bert.embeddings.word_embeddings.weight", "roformer.encoder.embed_positions.weight"
 ACTIVATIONS = "relu, gelu, gelu_new, gelu_pytorch_tanh, silu, swish, sigmoid, tanh, linear"
 Spoil = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
@@ -144,7 +144,7 @@ def test_a_config_without_a_part_or_sense(kind: str, said: dict[str, Any], sente
     ],
 )
 def test_a_config_of_another_kind_is_refused_too(said: dict[str, Any], named: str, tmp_path: Path) -> None:
-    """A stranger's file may hold anything that JSON can; it gets a sentence, not a traceback."""
+    """A hostile file may hold anything that JSON can; it gets a sentence, not a traceback."""
     make(tmp_path / "m", CONFIGS["bert"], said)
     assert named in refusal(tmp_path / "m")
 
@@ -153,7 +153,7 @@ def test_a_config_of_another_kind_is_refused_too(said: dict[str, Any], named: st
 @pytest.mark.parametrize(
     ("spoil", "said", "sentence"),
     [
-        (lambda t: {k: v for k, v in t.items() if k != WORDS}, {},
+        (lambda t: {k: v for k, v in t.items() if k != EMBEDDINGS}, {},
          "no tensor 'embeddings.word_embeddings.weight', which BertForMaskedLM needs"),
         (lambda t: {k: v for k, v in t.items() if "embeddings.LayerNorm" not in k}, {},
          "no tensor 'embeddings.LayerNorm.weight' (and 1 more), which BertForMaskedLM needs"),
@@ -183,9 +183,9 @@ def test_two_tensors_for_one_place(tmp_path: Path) -> None:
 def test_a_second_copy_of_a_tied_table(tmp_path: Path) -> None:
     """Files may hold it; then it must be one."""
     copy = "cls.predictions.decoder.weight"
-    model = make(tmp_path / "same", CONFIGS["bert"], spoil=lambda t: {**t, copy: t[WORDS].clone()})
+    model = make(tmp_path / "same", CONFIGS["bert"], spoil=lambda t: {**t, copy: t[EMBEDDINGS].clone()})
     assert_same(read_model(open_folder(tmp_path / "same"))[0], model)
-    make(tmp_path / "other", CONFIGS["bert"], spoil=lambda t: {**t, copy: t[WORDS] + 1})
+    make(tmp_path / "other", CONFIGS["bert"], spoil=lambda t: {**t, copy: t[EMBEDDINGS] + 1})
     pinned = f"{copy} differs from embeddings.word_embeddings.weight, but config.json says that they are one"
     assert refusal(tmp_path / "other") == f"FOLDER: {pinned}"
 
@@ -303,15 +303,15 @@ def test_a_model_in_several_files(tmp_path: Path) -> None:
         ("marian", {"norm_eps": 1e-6}, "MarianMTModel, which needs norm_eps = 1e-05 (here 1e-06)"),
     ],
 )  # fmt: skip
-def test_a_model_without_a_way_out(kind: str, change: dict[str, Any], nearest: str) -> None:
+def test_a_model_that_cannot_be_exported(kind: str, change: dict[str, Any], nearest: str) -> None:
     config = CONFIGS[kind].replace(**change)
     with pytest.raises(UserError) as caught:
         write_model(lay_out(config), config)
     assert str(caught.value) == f"no Hugging Face architecture has these parts; the nearest is {nearest}"
 
 
-def test_what_we_have_not_leaves_as_zeros(tmp_path: Path) -> None:
-    """BERT has a vector for each segment and a bias for each word; zeros change no number."""
+def test_what_we_have_not_is_exported_as_zeros(tmp_path: Path) -> None:
+    """BERT has a vector for each segment and a bias for each token; zeros change no number."""
     config = CONFIGS["bert"].replace(segments=0, output_bias=False, norm_eps=1e-5)
     model, tokens = make(tmp_path / "m", config).eval(), torch.arange(19)[None]
     again, found = read_model(open_folder(tmp_path / "m"))
@@ -319,7 +319,7 @@ def test_what_we_have_not_leaves_as_zeros(tmp_path: Path) -> None:
     assert torch.equal(again.eval().logits(again(tokens)), model.logits(model(tokens)))
 
 
-EXITS = {
+EXPORTED_AS = {
     "bart-base": "BartForConditionalGeneration", "bert-base": "BertModel", "bert-mini": "BertModel",
     "bert-tiny": "BertModel", "gpt-nano": "GPT2LMHeadModel", "gpt2": "GPT2LMHeadModel",
     "llama2-7b": "LlamaForCausalLM", "marian-base": "MarianMTModel", "small-decoder": "LlamaForCausalLM",
@@ -329,13 +329,13 @@ EXITS = {
 
 
 @pytest.mark.parametrize("name", presets.names())
-def test_every_preset_leaves_and_comes_back(name: str, tmp_path: Path) -> None:
-    """At tiny sizes: the way out depends on the parts alone."""
+def test_every_preset_is_exported_and_read_again(name: str, tmp_path: Path) -> None:
+    """At tiny sizes: the architecture depends on the parts alone."""
     sizes = {"vocabulary": 19, **SQUARE, "heads": 3, "layers": 2, "feedforward": 17, "context": 29}
     config = presets.load(name).replace(**sizes)
     model = make(tmp_path / "m", config)
     again, found = read_model(open_folder(tmp_path / "m"))
-    assert open_folder(tmp_path / "m").config["architectures"] == [EXITS[name]]
+    assert open_folder(tmp_path / "m").config["architectures"] == [EXPORTED_AS[name]]
     ours, theirs = model.state_dict(), again.state_dict()
     assert {key for key in theirs if key not in ours} <= {"words.bias"}
     assert all(torch.equal(ours[key], theirs[key]) for key in ours)
@@ -355,8 +355,8 @@ def test_names_of_labels_and_tokens_are_carried_through() -> None:
     assert config_json["label2id"] == {"bad": 0, "so-so": 1, "good": 2}
     assert (config_json["pad_token_id"], config_json["mine"]) == (4, [1])
     assert config_json["vocab_size"] == 19, "what the model knows itself is not taken from others"
-    grade = config.replace(head="regression")
-    assert write_model(lay_out(grade), grade).config["problem_type"] == "regression"
+    regression = config.replace(head="regression")
+    assert write_model(lay_out(regression), regression).config["problem_type"] == "regression"
 
 
 def test_what_is_carried_is_not_changed() -> None:

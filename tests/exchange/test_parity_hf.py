@@ -309,7 +309,7 @@ def test_a_file_comes_back_bit_by_bit(name: str, settings: Settings, tmp_path: P
     if "num_labels" in settings:
         regression = settings["num_labels"] == 1
         implied["problem_type"] = "regression" if regression else "single_label_classification"
-        assert (config.head, config.classes) == (("grade", 2) if regression else ("classes", 3))
+        assert (config.head, config.classes) == (("regression", 2) if regression else ("classification", 3))
     if settings.get("n_inner", F) is None:
         said["n_inner"] = 4 * D
     assert {**implied, **said} == {**implied, **said, **written.config}
@@ -350,8 +350,8 @@ def test_ours_in_theirs(name: str, settings: Settings, tmp_path: Path) -> None:
     *((name, {"tied": "inputs"}) for name in (*TRANSLATORS, "T5ForConditionalGeneration")),
 ])  # fmt: skip
 def test_ours_with_less_than_theirs(name: str, settings: Settings, tmp_path: Path) -> None:
-    """What we have not, they have as zeros: a vector for segment 0, a bias for each word. And one table for both inputs
-    beside another for the output, which their classes do not make by themselves."""
+    """What we have not, they have as zeros: a vector for segment 0, a bias for each token. And one table for both
+    inputs beside another for the output, which their classes do not make by themselves."""
     theirs = foreign(name, {})
     _, config = imported(theirs, tmp_path / "theirs")
     check_export(config.replace(**settings), name, token_ids(theirs), tmp_path / "ours")

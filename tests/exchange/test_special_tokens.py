@@ -1,4 +1,4 @@
-"""What a stranger's configs and tokenizers may say: labels are printed, ids are indices, panics are sentences."""
+"""What hostile configs and tokenizers may say: labels are printed, ids are indices, panics are sentences."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_labels_that_cannot_be_shown_are_numbered(labels: Any, tmp_path: Path) -
     assert export_hf(folder, tmp_path / "out").difference < 1e-4
 
 
-def test_nothing_that_is_run_goes_out_again(tmp_path: Path) -> None:
+def test_nothing_that_is_run_is_exported(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m", "classify")
     changed(
         folder, "config.json", auto_map={"AutoModel": "evil.Model"}, quantization_config={"x": 1}, **{"x.y": 1}, x=5
@@ -78,7 +78,7 @@ def test_other_kinds_of_heads_are_refused(keys: dict[str, Any], sentence: str, t
     assert str(folder / "config.json") in str(error.value)
 
 
-def test_what_must_come_first_and_what_never(tmp_path: Path) -> None:
+def test_forced_first_and_banned_tokens(tmp_path: Path) -> None:
     """forced_bos_token_id and bad_words_ids, as `generate` understands them."""
     folder = make_folder(tmp_path / "m", "translate")
     texts = ["the film was good", "a very dull plot", "tired tired", "we saw it", "good", "it is not bad"]
@@ -106,14 +106,14 @@ def test_ids_outside_the_vocabulary_are_refused_where_they_are_used(key: str, va
         qkv.load(folder)
 
 
-def test_an_id_that_nothing_uses_is_let_be(tmp_path: Path) -> None:
+def test_an_id_that_nothing_uses_is_ignored(tmp_path: Path) -> None:
     folder = changed(make_folder(tmp_path / "m", "classify"), "config.json", eos_token_id=-1)
     assert len(qkv.load(folder).predict(["good"])) == 1
 
 
 BROKEN: dict[str, Change] = {
     "no object": lambda t: t.clear(),
-    "unknown word not in the vocabulary": lambda t: t["model"].update(unk_token="nowhere"),
+    "unknown token not in the vocabulary": lambda t: t["model"].update(unk_token="nowhere"),
     "a charsmap that is none": lambda t: t.update(normalizer={"type": "Precompiled", "precompiled_charsmap": ""}),
     "a special token without a name": lambda t: t["post_processor"]["single"][0]["SpecialToken"].update(id="x"),
     "a template of the second text only": lambda t: t["post_processor"].update(
@@ -134,11 +134,11 @@ def test_a_broken_tokenizer_is_a_sentence(name: str, tmp_path: Path) -> None:
         qkv.load(folder).predict(["an unheard word"])
 
 
-def test_a_cut_embedding_says_so(tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match="1 of 2 texts were cut to fit"):
+def test_a_truncated_embedding_says_so(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="1 of 2 texts were truncated, first 'good good good"):
         qkv.load(make_folder(tmp_path / "m", "embed")).embed(["good", "good " * 99])
 
 
-def test_a_mask_that_was_cut_away_is_told_so(tmp_path: Path) -> None:
+def test_a_truncated_mask_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no \[MASK\] in the part of it that fits"):
         qkv.load(make_folder(tmp_path / "m", "fill")).predict(["good " * 99 + "[MASK]"])

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from rich.console import Console
 from tokenizers import models, normalizers, pre_tokenizers
 
-from qkv import terminal as draw
+from qkv import terminal
 from qkv.config.recipe import ModelConfig
-from qkv.exchange.special_tokens import Names
-from qkv.explain import attribution as explain
+from qkv.explain import attribution
 from qkv.explain.attribution import STEPS, deciding_words, token_scores
 from qkv.model import Decoder, Encoder, build_model
-from qkv.predict.prediction import InputOptions, Padded
+from qkv.predict.prediction import InputOptions, TextBatch
 from qkv.predict.predictor import Predictor
 from qkv.schema import UserError
 from qkv.tokenizer.tokenizer import Tokenizer
@@ -37,20 +36,23 @@ ENCODER = {"family": "encoder", "head": "classification", "classes": 3, "positio
 DECODER = {"family": "decoder", "head": "classification", "classes": 3, "positions": "rotary", "norm_place": "pre"}
 
 
-def predictor(changes: dict[str, Any], reading: InputOptions | None = None, seed: int = 1, **dropout: float) -> Predictor:
+def predictor(
+    changes: dict[str, Any], options: InputOptions | None = None, seed: int = 1, **dropout: float
+) -> Predictor:
     """A float64 model with random weights, and whole words as tokens: [CLS] ... [SEP] around them for an encoder."""
     config = ModelConfig.read({**SIZES, **changes})
     task = "classify" if config.family == "encoder" else "last-token"
-    labels = LABELS[: config.classes] if config.head == "classes" else ()
-    return Predictor(build(config, seed, **dropout), config, Tokenizer(tokenizer(task)), Names(labels), reading)
+    labels = LABELS[: config.classes] if config.head == "classification" else ()
+    model, made = build(config, seed, **dropout), Tokenizer(tokenizer(task))
+    return Predictor(model, config, made, labels=labels, input_options=options)
 
 
 def decision(asked: Predictor, text: str, label: str) -> float:
-    """Score of a label less the mean score of the others, by what `predict` says: the shares' logarithms differ as
-    scores do."""
+    """Logit of a label minus the mean logit of the others, by what `predict` says: log probabilities differ as logits
+    do."""
     (answer,) = asked.predict([text])
     assert answer.probabilities is not None
-    logs = {name: math.log(share) for name, share in answer.probabilities.items()}
+    logs = {name: math.log(p) for name, p in answer.probabilities.items()}
     mine = logs.pop(label)
     return mine - sum(logs.values()) / len(logs)
 
@@ -139,7 +141,7 @@ def test_a_long_text_is_worked_on_in_several_passes(monkeypatch: pytest.MonkeyPa
     asked = predictor(DECODER)
     whole = scores_by_word(asked, TEXT, "good")
     for room in (1, 70):  # one step at a time; seven, and four in the last pass
-        monkeypatch.setattr(explain, "PASS_TOKENS", room)
+        monkeypatch.setattr(attribution, "PASS_TOKENS", room)
         assert scores_by_word(asked, TEXT, "good") == pytest.approx(whole, abs=1e-12)
 
 
@@ -153,8 +155,8 @@ def test_words_between_the_two_ends_decided_nothing(changes: dict[str, Any]) -> 
     short = deciding_words(asked, " ".join(words[:head] + words[10 - tail :]), "good")
     read = [one.score for one in found if one.score]
     assert read == pytest.approx([one.score for one in short], abs=1e-12)
-    cut, whole = asked.predict([TEXT, words[0]])
-    assert (cut.truncated, whole.truncated) == (True, False)
+    long, short_enough = asked.predict([TEXT, words[0]])
+    assert (long.truncated, short_enough.truncated) == (True, False)
 
 
 @pytest.mark.parametrize("changes", [ENCODER, DECODER], ids=["encoder", "decoder"])
@@ -177,15 +179,15 @@ def test_without_a_label_it_is_the_predicted_one() -> None:
     assert len(seen) > 1, "a test of labels needs more than one of them"
 
 
-def test_two_labels_speak_against_each_other_and_a_grade_for_itself() -> None:
+def test_two_labels_have_opposite_scores_and_a_regression_its_own() -> None:
     two = predictor({**ENCODER, "classes": 2})
     against = [-one.score for one in deciding_words(two, TEXT, "bad")]
     assert [one.score for one in deciding_words(two, TEXT, "good")] == pytest.approx(against, abs=1e-12)
-    graded = predictor({**ENCODER, "head": "regression"})
-    found = scores_by_word(graded, TEXT)
-    with shares_of(graded, dict.fromkeys(found, 0.0)):
-        nothing = graded.predict([TEXT])[0].value
-    value = graded.predict([TEXT])[0].value
+    regression = predictor({**ENCODER, "head": "regression"})
+    found = scores_by_word(regression, TEXT)
+    with shares_of(regression, dict.fromkeys(found, 0.0)):
+        nothing = regression.predict([TEXT])[0].value
+    value = regression.predict([TEXT])[0].value
     assert value is not None
     assert nothing is not None
     assert sum(found.values()) == pytest.approx(value - nothing, rel=0.05)
@@ -201,8 +203,8 @@ def test_asking_leaves_no_trace_and_draws_no_random_numbers() -> None:
     assert not asked.model.training
 
 
-def pieces(kind: str) -> tokenizers.Tokenizer:
-    """Pieces of words, or bytes: there a blank is a token of its own, or the beginning of one."""
+def subwords(kind: str) -> tokenizers.Tokenizer:
+    """Subword tokens, or bytes: there a blank is a token of its own, or the beginning of one."""
     if kind == "wordpiece":
         known = ["[UNK]", "un", "##bear", "##able", "film", "a", ",", "!"]
         made = tokenizers.Tokenizer(models.WordPiece({w: i for i, w in enumerate(known)}, unk_token="[UNK]"))
@@ -216,15 +218,15 @@ def pieces(kind: str) -> tokenizers.Tokenizer:
     return made
 
 
-def in_pieces(kind: str) -> Predictor:
-    cut = Tokenizer(pieces(kind))
-    config = ModelConfig.read({**SIZES, **DECODER, "vocabulary": cut.size})
-    return Predictor(build(config), config, cut, Names(LABELS))
+def subword_predictor(kind: str) -> Predictor:
+    made = Tokenizer(subwords(kind))
+    config = ModelConfig.read({**SIZES, **DECODER, "vocabulary": made.size})
+    return Predictor(build(config), config, made, labels=LABELS)
 
 
 def each_token(asked: Predictor, text: str) -> list[float]:
     """The scores of all tokens: those of `deciding_words` before they are put together."""
-    batch = Padded.of([0], [text], asked.tokenizer.encode([text]))
+    batch = TextBatch.of([0], [text], asked.tokenizer.encode([text]))
     return token_scores(asked, batch, torch.ones(batch.tokens_BL.shape[1], dtype=torch.bool), LABELS.index("good"))
 
 
@@ -236,8 +238,8 @@ def each_token(asked: Predictor, text: str) -> list[float]:
         ("blanks", "a film\n b", ["a ", "film\n ", "b"], [1, 6, 1]),  # "Ġf" belongs to the word it begins
     ],
 )
-def test_a_word_has_the_sum_of_its_pieces(kind: str, text: str, words: list[str], counts: list[int]) -> None:
-    asked = in_pieces(kind)
+def test_a_word_has_the_sum_of_its_tokens(kind: str, text: str, words: list[str], counts: list[int]) -> None:
+    asked = subword_predictor(kind)
     tokens = each_token(asked, text)
     assert len(tokens) == sum(counts)
     ends = [sum(counts[: i + 1]) for i in range(len(counts))]
@@ -247,7 +249,7 @@ def test_a_word_has_the_sum_of_its_pieces(kind: str, text: str, words: list[str]
     assert [one.score for one in found] == pytest.approx(sums, abs=1e-12)
 
 
-BYTES = in_pieces("bytes")
+BYTES = subword_predictor("bytes")
 
 
 @settings(max_examples=40, deadline=None)
@@ -279,23 +281,23 @@ def trained(changes: dict[str, Any]) -> Predictor:
     sizes = {"vocabulary": len(TOKENS), "width": 16, "heads": 2, "layers": 1, "feedforward": 32, "context": 31}
     config = ModelConfig.read({**sizes, **changes, "classes": 3})
     model = build_model(config, seed=3)
-    cut = Tokenizer(tokenizer("classify" if config.family == "encoder" else "last-token"))
+    made = Tokenizer(tokenizer("classify" if config.family == "encoder" else "last-token"))
     random = torch.Generator().manual_seed(5)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
     fillers = torch.tensor([IDS[word] for word in WORDS if word not in ("good", "bad")])
-    frame = cut.template(pair=False)
+    template = made.template(pair=False)
     for _ in range(80):
         labels_B = torch.randint(3, (32,), generator=random)
         ids_BL = fillers[torch.randint(len(fillers), (32, 5), generator=random)]
         rows = (labels_B < 2).nonzero()[:, 0]
         places = torch.randint(5, (len(rows),), generator=random)
         ids_BL[rows, places] = torch.tensor([IDS["bad"], IDS["good"]])[labels_B[rows]]
-        around = [torch.tensor(side).long().expand(32, len(side)) for side in (frame.before, frame.after)]
+        around = [torch.tensor(side).long().expand(32, len(side)) for side in (template.before, template.after)]
         hidden = model(torch.cat([around[0], ids_BL, around[1]], 1))
         F.cross_entropy(model.text(hidden), labels_B).backward()  # type: ignore[misc]
         optimiser.step()
         optimiser.zero_grad()
-    return Predictor(model, config, cut, Names(LABELS))
+    return Predictor(model, config, made, labels=LABELS)
 
 
 @pytest.mark.parametrize("changes", [ENCODER, DECODER], ids=["encoder", "decoder"])
@@ -313,16 +315,20 @@ def test_the_word_that_decides_has_the_largest_score(changes: dict[str, Any]) ->
 def test_mistakes_are_named() -> None:
     with pytest.raises(UserError, match="label = 'god': did you mean good\\? known: bad, good, neither"):
         deciding_words(predictor(ENCODER), TEXT, "god")
-    with pytest.raises(UserError, match="label = 'good': a grade has no labels"):
+    with pytest.raises(UserError, match="label = 'good': a regression model has no labels"):
         deciding_words(predictor({**ENCODER, "head": "regression"}), TEXT, "good")
-    with pytest.raises(UserError, match="this model decides nothing about a text: its head is words"):
+    with pytest.raises(
+        UserError, match="this model has head = 'tokens'; attributions need classification or regression"
+    ):
         deciding_words(predictor({"family": "encoder", "head": "tokens"}), TEXT)
-    with pytest.raises(UserError, match="only known for single texts"):
+    with pytest.raises(UserError, match="attributions are for single texts, not for pairs"):
         deciding_words(predictor(ENCODER, InputOptions(pairs=True)), TEXT)
     with pytest.raises(UserError, match="no tokens"):
         deciding_words(predictor(DECODER), "")
-    silent = predictor(DECODER)
-    silent.tokenizer.inner.normalizer = normalizers.Replace("film", "")
+    without_film = tokenizer("last-token")
+    without_film.normalizer = normalizers.Replace("film", "")
+    asked = predictor(DECODER)
+    silent = Predictor(asked.model, asked.config, Tokenizer(without_film), labels=LABELS)
     with pytest.raises(UserError, match="no tokens"):
         deciding_words(silent, "film", "good")
 
@@ -336,7 +342,7 @@ def plain(shown: object, **options: Any) -> str:
 
 def test_words_are_coloured_by_sign_and_strength_and_marked_for_those_who_see_no_colour() -> None:
     words = [("  an ", 0.01), ("awesome ", 2.0), ("film, ", 0.5), ("not ", -1.0), ("seen", 0.2)]
-    text = draw.coloured_words(words)
+    text = terminal.coloured_words(words)
     assert plain(text, no_color=True) == "  an awesome(+) film,(+) not(-) seen\n"
     styles = {text.plain[span.start : span.end]: str(span.style) for span in text.spans}
     assert styles == {
@@ -349,7 +355,7 @@ def test_words_are_coloured_by_sign_and_strength_and_marked_for_those_who_see_no
 
 @pytest.mark.parametrize("words", [[], [("nothing ", 0.0), ("decided", 0.0)], [(" ", 0.0)]])
 def test_words_without_scores_stay_as_they_are(words: list[tuple[str, float]]) -> None:
-    text = draw.coloured_words(words)
+    text = terminal.coloured_words(words)
     assert text.plain == "".join(word for word, _ in words)
     assert not text.spans
 

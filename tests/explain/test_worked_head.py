@@ -6,9 +6,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from qkv import terminal as draw
+from qkv import terminal
 from qkv.cli.explain import ASKER, SENTENCE, hand_made_head
-from qkv.explain.attribution import look_inside, work_through
+from qkv.explain.worked_head import look_inside, work_through
 from qkv.model.attention import Attention
 from qkv.model.masks import causal
 
@@ -53,13 +53,13 @@ def test_a_causal_mask_hides_the_future_exactly() -> None:
     ("share", "text"), [(0.0, ""), (1.0, "█" * 8), (0.5, "████"), (1 / 64, "▏"), (-3.0, ""), (7.0, "█" * 8)]
 )
 def test_bars_are_exact_to_an_eighth(share: float, text: str) -> None:
-    assert draw.bar(share, width=8) == text
+    assert terminal.bar(share, width=8) == text
 
 
 def test_a_heat_map_shows_numbers_and_marks_what_is_hidden() -> None:
     console = Console(width=60)
     with console.capture() as captured:
-        console.print(draw.heat_map(["a", "b"], ["x", "y"], [[1.0, 0.0], [0.25, 0.75]], "title"))
+        console.print(terminal.heat_map(["a", "b"], ["x", "y"], [[1.0, 0.0], [0.25, 0.75]], "title"))
     text = captured.get()
     assert "title" in text
     assert [line.split() for line in text.splitlines()[2:4]] == [["a", "1.00", "·"], ["b", ".25", ".75"]]
@@ -67,9 +67,9 @@ def test_a_heat_map_shows_numbers_and_marks_what_is_hidden() -> None:
 
 @pytest.mark.parametrize(("number", "text"), [(999, "999"), (1000, "1.0 k"), (63_082_496, "63.1 M"), (2e13, "20.0 T")])
 def test_numbers_as_people_say_them(number: float, text: str) -> None:
-    assert draw.readable(number) == text
+    assert terminal.readable(number) == text
 
 
 @pytest.mark.parametrize(("count", "text"), [(1023, "1023 bytes"), (2**20, "1.0 MiB"), (3 * 2**40, "3.0 TiB")])
 def test_sizes_as_people_say_them(count: int, text: str) -> None:
-    assert draw.readable_bytes(count) == text
+    assert terminal.readable_bytes(count) == text

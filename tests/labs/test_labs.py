@@ -9,9 +9,13 @@ import multiprocessing
 import os
 import re
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +24,13 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from qkv import bundled, labs
-from qkv.labs import arms, published
-from qkv.labs import runner as room
+from qkv.labs import published, runner
+from qkv.labs.experiments import additive, cost, mask
 from qkv.labs.experiments import heads as heads_lab
 from qkv.labs.experiments import residual as residual_lab
 from qkv.labs.lab import (
@@ -40,16 +47,62 @@ from qkv.labs.lab import (
     Setting,
 )
 from qkv.labs.report import page, picture, said
-from qkv.labs.runner import News, run_lab, run_labs
+from qkv.labs.runner import Step, run_lab, run_labs
 from qkv.model import attention, build, heads, layers, positions, transformer
 from qkv.model.attention import How
 from qkv.predict import decode
 from qkv.predict import generate as generation
 from qkv.schema import UserError
+from qkv.training import build as training_build
 
 EXACT = ("softmax", "count", "depth", "xor", "mask", "context")  # fast enough for every run of the tests
 LONG = tuple(name for name in labs.NAMES if name not in EXACT)
+TIMED = {"cost": "seconds", "mask": "times_faster", "additive": "times_faster"}  # lab -> what takes its times
+ROOT = Path(__file__).parent.parent.parent
 PATTERN = re.compile(r"https?://(?!www\.w3\.org)|<script|<link|@import|src=")
+
+
+class WorkClock(TorchDispatchMode):
+    """A clock that counts the work of torch instead of seconds: for each operation a constant, the numbers that it
+    writes, and its floating-point operations. So a busy machine decides nothing."""
+
+    CALL = 10_000.0
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.work = 0.0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        flops = flop_registry.get(func._overloadpacket)
+        self.work += self.CALL + sum(one.numel() for one in pytree.tree_leaves(found) if isinstance(one, Tensor))
+        self.work += flops(*args, **(kwargs or {}), out_val=found) if flops else 0.0
+        return found
+
+    def perf_counter(self) -> float:
+        return self.work
+
+    def runs(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, with its work counted."""
+
+        def counted(*given: Any, **named: Any) -> Any:
+            with self:
+                return function(*given, **named)
+
+        return counted
+
+
+def count_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Labs that take the time of something count its work instead."""
+    for name, function in TIMED.items():
+        module, clock = import_module(f"qkv.labs.experiments.{name}"), WorkClock()
+        monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(module, function, clock.runs(getattr(module, function)))
+
+
+@pytest.fixture(autouse=True)
+def work_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    count_work(monkeypatch)
 
 
 # --- rules, intervals, verdicts
@@ -81,7 +134,7 @@ def test_the_interval_is_students() -> None:
 
 def made_lab(claims: Sequence[Claim], values: dict[str, float], seeds: int = 1) -> Lab:
     return Lab("made", "Why?", "So.", "So it is.", ("One.", "Two `code`."), "a = b", tuple(claims),
-               lambda setting: Measured(values, {"n": 1.0}), lambda figure, measured: None, ("config.py",), ("qkv",),
+               lambda setting: Measured(values, {"n": 1.0}), lambda figure, measured: None, ("plan.py",), ("qkv",),
                seeds)  # fmt: skip
 
 
@@ -106,7 +159,7 @@ def test_an_erratum_that_is_none_is_said_so() -> None:
     assert said(not_shown) == "✗ the sentence holds after all"
 
 
-def test_a_full_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_a_full_run_resumes_where_it_stopped(tmp_path: Path) -> None:
     asked: list[int] = []
 
     def measure(setting: Setting) -> Measured:
@@ -126,13 +179,15 @@ def test_a_full_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_side_by_side_gives_what_one_after_the_other_does(tmp_path: Path) -> None:
-    news: list[News] = []
-    side_by_side = list(run_labs(["xor", "depth"], folder=tmp_path, tell=news.append))
+    steps: list[Step] = []
+    side_by_side = list(run_labs(["xor", "depth"], folder=tmp_path, report=steps.append))
     assert [result.lab.name for result in side_by_side] == ["xor", "depth"]
     for result in side_by_side:
         alone = run_lab(result.lab)
         assert [one.effects for one in result.measured] == [one.effects for one in alone.measured]
-    assert len(list(tmp_path.iterdir())) == sum(len(result.measured) for result in side_by_side)
+    total = sum(len(result.measured) for result in side_by_side)
+    assert len(list(tmp_path.iterdir())) == total
+    assert steps[0] == Step("xor", "starting", 0, total)
 
 
 @pytest.mark.faults
@@ -145,9 +200,41 @@ def test_side_by_side_gives_what_one_after_the_other_does(tmp_path: Path) -> Non
     ids=["a process is killed", "Ctrl-C"],
 )
 def test_no_process_stays_behind(end: Callable[[], None], error: type[BaseException]) -> None:
-    with pytest.raises(error):
-        list(run_labs(["order"], tell=lambda news: end() if multiprocessing.active_children() else None))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores Ctrl-C
+    try:
+        with pytest.raises(error):
+            list(run_labs(["order"], report=lambda step: end() if multiprocessing.active_children() else None))
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not multiprocessing.active_children()
+
+
+SCRIPT = """
+from qkv.cli.main import main
+if __name__ == "__main__":
+    main()
+"""
+
+
+def test_workers_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    """A worker is `python -c ...`, which would have the current folder on sys.path."""
+    place = tmp_path / "place"
+    for name in ("qkv", "multiprocessing", "torch"):
+        (place / name).mkdir(parents=True)
+        (place / name / "__init__.py").write_text(f"raise SystemExit('the planted {name} was imported')\n")
+    (tmp_path / "script").mkdir()
+    (tmp_path / "script" / "qkv-script.py").write_text(SCRIPT)  # as a console script: its own folder is on sys.path
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
+
+    def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
+
+    unsafe = run(sys.executable, "-c", "import multiprocessing")
+    assert "the planted multiprocessing was imported" in unsafe.stderr  # so this test would see it
+    ended = run(sys.executable, tmp_path / "script" / "qkv-script.py", "lab", "softmax", "count", "--json")
+    assert ended.returncode == 0, ended.stderr
+    assert "planted" not in ended.stderr
+    assert [json.loads(line)["name"] for line in ended.stdout.splitlines()] == ["softmax", "count"]
 
 
 # --- the labs
@@ -205,7 +292,9 @@ def test_an_unknown_lab_is_named() -> None:
 
 @pytest.fixture(scope="module")
 def results() -> dict[str, Result]:
-    return {name: run_lab(labs.load(name)) for name in EXACT}
+    with pytest.MonkeyPatch.context() as patch:
+        count_work(patch)
+        return {name: run_lab(labs.load(name)) for name in EXACT}
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -213,6 +302,34 @@ def test_the_verdict_of_an_exact_lab(results: dict[str, Result], name: str) -> N
     wanted = HOLDS if name == "xor" else CORRECTED
     found = {finding.claim.name: (finding.decision, finding.values) for finding in results[name].findings}
     assert results[name].verdict == wanted, found
+
+
+def test_no_other_lab_takes_the_time() -> None:
+    folder = Path(labs.__file__).parent / "experiments"
+    assert {file.stem for file in folder.glob("*.py") if "import time" in file.read_text(encoding="utf-8")} == set(
+        TIMED
+    )
+
+
+def test_the_exponents_of_the_cost_are_those_of_the_work() -> None:
+    """Of 4 n^2 d operations, and of a table of n by n that is written a few times."""
+    found = {
+        name: cost.exponent(sizes, [cost.seconds(cost.pair_products(*shape(size)), 1) for size in sizes])
+        for name, sizes, shape in (
+            ("n", (64, 96, 128), lambda size: (size, 256)),
+            ("d", (256, 512, 1024), lambda size: (64, size)),
+        )
+    }
+    assert found == {"n": pytest.approx(2, abs=0.1), "d": pytest.approx(1, abs=0.1)}
+
+
+def test_real_times_are_positive_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more is asked of a time."""
+    monkeypatch.undo()
+    assert all(vars(module)["time"] is time for module in (additive, cost, mask))  # the real clock
+    model, tokens = mask.decoder(seed=1), mask.some_words(4, seed=1)
+    found = [cost.seconds(cost.pair_products(4, 8), 2), mask.times_faster(model, tokens), additive.times_faster()]
+    assert all(math.isfinite(one) and one > 0 for one in found)
 
 
 def test_figures_with_known_answers(results: dict[str, Result]) -> None:
@@ -226,8 +343,8 @@ def test_figures_with_known_answers(results: dict[str, Result]) -> None:
     assert 40_000 < count.figures["pieces that would make 65 million"] < 41_000
     xor = results["xor"].findings
     assert [finding.effect for finding in xor][:3] == [0.75, 1.0, 1.0]
-    mask = {finding.claim.name: finding.effect for finding in results["mask"].findings}
-    assert mask["future"] == mask["zero"] == 0.0
+    masked = {finding.claim.name: finding.effect for finding in results["mask"].findings}
+    assert masked["future"] == masked["zero"] == 0.0
 
 
 def test_the_page_stands_alone(results: dict[str, Result]) -> None:
@@ -238,6 +355,9 @@ def test_the_page_stands_alone(results: dict[str, Result]) -> None:
         assert f'id="{name}"' in text
         assert all(re.sub(r"\s+", " ", one.effect) for one in result.lab.claims)
         assert result.lab.tries[0].split()[0] in text
+        file = f"src/qkv/labs/experiments/{name}.py"
+        assert f"this lab is <code>{file}</code>" in text
+        assert (ROOT / file).is_file()
     ids = re.findall(r'\bid="([^"]+)"', text)
     assert len(ids) == len(set(ids))  # pictures share no names
     assert set(re.findall(r'href="#([^"]+)"', text)) <= set(ids)
@@ -293,8 +413,6 @@ def causal_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    from qkv.labs.experiments import cost
-
     once = attention.plain
     monkeypatch.setattr(cost, "plain", lambda q, k, v, how: once(q, k, v, how) + once(q, k, v, how))
 
@@ -359,7 +477,7 @@ SWAPPED: dict[str, tuple[str, Patch]] = {
     "who-asks": ("transformer", blind_to_the_source),
     "long-range": ("plateau", lambda m: m.setitem(build.POSITIONS, "rotary", build.POSITIONS["learned"])),
     "special": ("by-itself", lambda m: m.setitem(heads.POOLS, "mean", heads.POOLS["first"])),
-    "pretraining": ("beats", lambda m: m.setattr(arms, "copy_weights", lambda *given: None)),
+    "pretraining": ("beats", lambda m: m.setattr(training_build, "copy_weights", lambda *given: [])),
     "beam": ("likelier", greedy_in_truth),
 }  # fmt: skip
 
@@ -395,13 +513,15 @@ def test_results_come_with_the_package_and_are_of_these_claims() -> None:
         assert [claim["rule"] for claim in one["claims"]] == [str(claim.rule) for claim in labs.load(name).claims]
         assert re.fullmatch(r"20\d\d-\d\d-\d\d", one["date"])
         assert published.sentence(name).startswith(f"measured at full size on {one['date']}, ")
-    written = Path(__file__).parent.parent / "docs" / "questions.md"
-    assert written.read_text(encoding="utf-8") == published.questions(), "python -m qkv.labs.published > docs/questions.md"
+    written = ROOT / "docs" / "questions.md"
+    assert written.read_text(encoding="utf-8") == published.questions(), (
+        "python -m qkv.labs.published > docs/questions.md"
+    )
 
 
 def test_the_hash_of_the_code_changes_with_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = room.code_hash()
-    room.code_hash.cache_clear()
-    monkeypatch.setattr(room, "files", lambda package: Path(labs.__file__).parent)
-    assert room.code_hash() != before
-    room.code_hash.cache_clear()
+    before = runner.code_hash()
+    runner.code_hash.cache_clear()
+    monkeypatch.setattr(runner, "files", lambda package: Path(labs.__file__).parent)
+    assert runner.code_hash() != before
+    runner.code_hash.cache_clear()

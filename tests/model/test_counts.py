@@ -64,7 +64,7 @@ def test_shared_key_value_heads_are_smaller() -> None:
 
 
 def test_vaswani_base_by_hand() -> None:
-    """37,000 x 512 shared words; 6 x (4 maps + feed-forward + 2 norms); 6 x (8 maps + feed-forward + 3 norms)."""
+    """37,000 x 512 shared embeddings; 6 x (4 maps + feed-forward + 2 norms); 6 x (8 maps + feed-forward + 3 norms)."""
     square, feed, norm = 512 * 512 + 512, 512 * 2048 + 2048 + 2048 * 512 + 512, 2 * 512
     by_hand = 37_000 * 512 + 6 * (4 * square + feed + 2 * norm) + 6 * (8 * square + feed + 3 * norm)
     assert by_hand == count(lay_out(presets.load("vaswani-base")))
@@ -91,14 +91,14 @@ def test_bert(name: str) -> None:
 
 
 def test_bert_with_its_pretraining_head() -> None:
-    """BertForPreTraining: words (a dense layer, a norm, a bias for each word) and next sentence."""
+    """BertForPreTraining: tokens (a dense layer, a norm, a bias for each token) and next sentence."""
     model = lay_out(presets.load("bert-base").replace(head="pretraining"))
     assert count(model) == count(foreign("BertForPreTraining", "BertConfig"))
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt-nano"])
 def test_gpt2(name: str) -> None:
-    """GPT2LMHeadModel, its output words tied to its input words."""
+    """GPT2LMHeadModel, its output layer tied to its embeddings."""
     c = presets.load(name)
     sizes = {
         "vocab_size": c.vocabulary, "n_positions": c.context, "n_embd": c.width, "n_head": c.heads,
@@ -119,7 +119,7 @@ def test_llama(name: str) -> None:
 
 
 def test_t5() -> None:
-    """T5ForConditionalGeneration: one table of words, one of distances for each stack."""
+    """T5ForConditionalGeneration: one table of tokens, one of distances for each stack."""
     c = presets.load("t5-small")
     sizes = {
         "vocab_size": c.vocabulary, "d_model": c.width, "num_heads": c.heads, "d_kv": c.head_width,
@@ -142,7 +142,7 @@ def two_stacks(c: ModelConfig) -> dict[str, object]:
 @pytest.mark.parametrize("name", ["marian-base", "vaswani-base", "vaswani-big", "small-translator"])
 def test_marian(name: str) -> None:
     """MarianMTModel counts its sinusoids, a frozen table for each side, as parameters, and does not count its bias of
-    the output words, a buffer. Ours has no table of sinusoids, and the bias, where there is one, is trained."""
+    the output tokens, a buffer. Ours has no table of sinusoids, and the bias, where there is one, is trained."""
     c = presets.load(name)
     model = foreign("MarianMTModel", "MarianConfig", **two_stacks(c), pad_token_id=c.vocabulary - 1)
     frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)

@@ -85,7 +85,7 @@ def test_padding_cannot_move_real_tokens(family: str, scheme: str, side: str) ->
 
 @schemes
 @pytest.mark.parametrize("family", ["encoder", "decoder"])
-def test_packed_documents_are_strangers(family: str, scheme: str) -> None:
+def test_packed_documents_do_not_see_each_other(family: str, scheme: str) -> None:
     """Several documents in one row, also out of order, each with the states it has alone."""
     model: Any = build(tiny(family, scheme))
     documents = torch.tensor([[1, 1, 1, 2, 2, 3, 3], [4, 4, 4, 4, 4, 9, 9], [2, 1, 2, 1, 2, 1, 1]])
@@ -200,7 +200,7 @@ def test_longer_than_context() -> None:
     """Learned positions end; the sentence says where and what to do. All others go on."""
     sentence = (
         r"^position 29 has no learned vector: model.context = 29 allows 0 to 28; "
-        r"cut the input, or train with a larger context or other positions$"
+        r"truncate the input, or train with a larger context or other positions$"
     )
     ids = tokens(1, 30)
     with pytest.raises(UserError, match=sentence):
@@ -228,7 +228,7 @@ def test_ids_out_of_range() -> None:
 
 
 def test_separate_vocabularies() -> None:
-    """Source and target ids are looked up in tables of their own, and the words are the target's."""
+    """Source and target ids are looked up in tables of their own, and the output tokens are the target's."""
     model = encoder_decoder(target_vocabulary=TARGET_V, tied="output")
     target = torch.tensor([[V, TARGET_V - 1]])
     assert model.logits(model(tokens(1, S), target)).shape == (1, 2, TARGET_V)
@@ -267,7 +267,7 @@ def test_a_mask_is_made_of_truth_values(family: str, dtype: torch.dtype) -> None
 
 
 @schemes
-def test_packed_pairs_are_strangers(scheme: str) -> None:
+def test_packed_pairs_do_not_see_each_other(scheme: str) -> None:
     """Two pairs of source and target in one row give each target what it gets alone."""
     model = encoder_decoder(scheme)
     sources, targets = [tokens(1, 5, seed=7), tokens(1, 6, seed=8)], [tokens(1, 4, seed=9), tokens(1, 3, seed=10)]

@@ -99,7 +99,7 @@ def test_activations() -> None:
      ("encoder-decoder", "inputs", 2), ("encoder-decoder", "output", 2), ("encoder-decoder", "all", 1)],
 )  # fmt: skip
 def test_tied_tables(family: str, tied: str, tables: int) -> None:
-    """Tied words are one tensor, saved once, whose gradient is the sum of what it is owed as input and as output."""
+    """Tied tables are one tensor, saved once, whose gradient is the sum of what it is owed as input and as output."""
     model: Any = build(tiny(family, tied=tied, head="tokens"))
     assert [value.shape for value in model.state_dict().values()].count((V, D)) == tables
     table = (getattr(model, "target", None) or model.embedding).table_VD
@@ -143,7 +143,7 @@ def test_pools(family: str, side: str) -> None:
 def test_heads() -> None:
     """What each name of a head builds, and what its answer is."""
     hidden = normal(B, L, D)
-    shapes = {"classes": (B, 2), "grade": (B, 1), "pretraining": (B, 2)}
+    shapes = {"classification": (B, 2), "regression": (B, 1), "pretraining": (B, 2)}
     for name, shape in shapes.items():
         assert encoder(head=name).text(hidden).shape == shape  # type: ignore[misc]
     assert encoder(pooler="tanh").text(hidden).shape == (B, D)  # type: ignore[misc]
@@ -156,7 +156,7 @@ def test_heads() -> None:
     tied = decoder()
     near(tied.logits(hidden[0, 0]), tied.embedding.table_VD @ hidden[0, 0])
     near(decoder(output_scale=True).logits(hidden), tied.logits(hidden) / math.sqrt(D))
-    sentence = r"^this model was built without a word head; accepted: model.head = 'words' or 'pretraining'$"
+    sentence = r"^this model was built without a token head; accepted: model.head = 'tokens' or 'pretraining'$"
     for family in FAMILIES:
         with pytest.raises(UserError, match=sentence):
             build(tiny(family, head="none")).logits(hidden)

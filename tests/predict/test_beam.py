@@ -1,4 +1,4 @@
-"""Beam search on chains that are drawn by hand or by chance, against a search of everything."""
+"""Beam search on chains written by hand or drawn at random, against exhaustive search."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def as_text(scores: Callable[[tuple[int, ...]], Tensor], text: int) -> Callable[
 
 
 def random_scores(seed: int, size: int, sharpness: float) -> Callable[[tuple[int, ...]], Tensor]:
-    """ClassificationMetrics that are a function of the history alone: the first number of it is the text."""
+    """Scores that are a function of the history alone: the first number of it is the text."""
 
     @functools.cache
     def scores(past: tuple[int, ...]) -> Tensor:
@@ -79,7 +79,7 @@ def exhaustive(
 
 
 def test_greedy_takes_a_and_ends_with_7_percent_where_a_beam_finds_27() -> None:
-    """A (0.7) is followed by ten words of 0.1 each, B (0.3) by one of 0.9."""
+    """A (0.7) is followed by ten tokens of 0.1 each, B (0.3) by one of 0.9."""
     a, b, end = 10, 11, 12
     first = torch.full((13,), -torch.inf)
     first[a], first[b] = math.log(0.7), math.log(0.3)
@@ -151,7 +151,7 @@ def test_each_text_is_searched_as_if_alone() -> None:
 
 
 def test_a_wider_beam_than_there_are_answers() -> None:
-    """Two words and an end, of one token each at most: three answers, whatever the width."""
+    """Two tokens and an end, and outputs of one token: three answers, whatever the width."""
     first = torch.tensor([[0.5, 0.3, 0.2]]).log()
     found = search(chain(lambda past: first[0]), first, width=50, end=2, limit=1, best=50)
     assert [one.tokens for one in found[0]] == [(0,), (1,), (2,)]
@@ -162,13 +162,13 @@ def test_impossible_tokens_are_never_held() -> None:
     first = torch.tensor([[0.0, -torch.inf, -torch.inf]])
     steps = list(beam(chain(lambda past: first[0]), first, ONE, width=3, end=(2,), limit=3))
     assert [one.tokens_M.tolist() for one in steps] == [[0], [0], [0]]
-    steps = list(beam(chain(lambda past: first[0]), torch.zeros(1, 3), ONE, width=3, end=(2,), limit=1, never=(0,)))
+    steps = list(beam(chain(lambda past: first[0]), torch.zeros(1, 3), ONE, width=3, end=(2,), limit=1, banned=(0,)))
     assert sorted(steps[0].tokens_M.tolist()) == [1, 2]
     assert steps[0].log_probabilities_M.exp().tolist() == pytest.approx([0.5, 0.5])
 
 
 def test_the_trace_holds_every_live_and_ended_hypothesis() -> None:
-    """By hand: two texts of the same chain, which ends with 0.4 after any word."""
+    """By hand: two texts of the same chain, which ends with 0.4 after any token."""
     row = torch.tensor([0.5, 0.1, 0.4]).log()
     steps = list(beam(chain(lambda past: row), row.expand(2, -1), ONE + ONE, width=2, end=(2,), limit=3, alpha=0.0))
     assert steps[0].texts_M.tolist() == [0, 0, 1, 1]

@@ -19,15 +19,15 @@ def step(tokens_N: Tensor, origin_N: Tensor, cache: list[list[int]]) -> tuple[Te
     return CHAIN[tokens_N], history
 
 
-def run(first: list[int], limit: int, end: tuple[int, ...] = (END,), never: tuple[int, ...] = ()) -> list[list[int]]:
+def run(first: list[int], limit: int, end: tuple[int, ...] = (END,), banned: tuple[int, ...] = ()) -> list[list[int]]:
     given: list[list[int]] = [[] for _ in first]
-    for chosen in greedy(step, CHAIN[first], [[token] for token in first], end=end, limit=limit, never=never):
+    for chosen in greedy(step, CHAIN[first], [[token] for token in first], end=end, limit=limit, banned=banned):
         for row, token in zip(chosen.rows_N.tolist(), chosen.tokens_N.tolist(), strict=True):
             given[row].append(token)
     return given
 
 
-def test_the_likeliest_token_each_time_until_the_end() -> None:
+def test_the_most_probable_token_each_time_until_the_end() -> None:
     assert run([0], 9) == [[1, 2, END]]
 
 
@@ -40,8 +40,8 @@ def test_the_limit_and_no_end() -> None:
     assert run([0], 5, end=()) == [[1, 2, 3, 0, 1]]
 
 
-def test_some_ids_are_never_given() -> None:
-    assert run([0], 3, never=(1,)) == [[2, END]]
+def test_banned_ids_are_never_generated() -> None:
+    assert run([0], 3, banned=(1,)) == [[2, END]]
 
 
 def test_log_probabilities_add_up() -> None:
@@ -49,7 +49,7 @@ def test_log_probabilities_add_up() -> None:
     assert math.isclose(sum(c.log_probabilities_N.item() for c in chosen), math.log(0.6 * 0.7 * 0.6), rel_tol=1e-6)
 
 
-def test_rows_may_be_over_before_they_end() -> None:
+def test_rows_may_stop_before_their_end_token() -> None:
     """How a stop string ends a row: the others go on."""
-    steps = list(greedy(step, CHAIN[[0, 0]], [[0], [0]], end=(END,), limit=9, over=lambda chosen: chosen.rows_N == 1))
+    steps = list(greedy(step, CHAIN[[0, 0]], [[0], [0]], end=(END,), limit=9, stop=lambda chosen: chosen.rows_N == 1))
     assert [chosen.rows_N.tolist() for chosen in steps] == [[0, 1], [0], [0]]

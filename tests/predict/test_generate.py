@@ -1,4 +1,4 @@
-"""Words from real models: with a cache as without, alone as in company, by the seed, up to a string, within memory."""
+"""Text generation: with a cache as without, alone as in a batch, by the seed, up to a stop string, within memory."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from qkv.config.recipe import DecodeConfig, ModelConfig
-from qkv.exchange.special_tokens import Names
+from qkv.exchange.special_tokens import SpecialTokens
 from qkv.model.build import build_model
 from qkv.model.transformer import Decoder, EncoderDecoder
 from qkv.predict.decode import length_penalty, ranked
-from qkv.predict.generate import LARGEST_MEMORY, GenerationOptions, pieces, search, stream_tokens, texts_at_once
-from qkv.predict.prediction import InputOptions, Padded
+from qkv.predict.generate import LARGEST_CACHE, GenerationOptions, pieces, search, stream_tokens, texts_at_once
+from qkv.predict.prediction import InputOptions, TextBatch
 from qkv.predict.predictor import Predictor
 from qkv.schema import UserError
 from qkv.tokenizer.tokenizer import Encoded, Tokenizer
@@ -23,7 +23,8 @@ from qkv.tokenizer.train import train_tokenizer
 
 POSITIONS = ("none", "sinusoidal", "learned", "relative", "t5", "alibi", "rotary")
 LETTERS = "abcdefghij klmnop\n"
-NAMES = Names(start=0, end=(3,), never=(0,))
+SPECIAL = SpecialTokens(start=0, end=(3,), banned=(0,))
+LIMIT = 12  # tokens of an output
 
 
 @pytest.fixture(scope="module")
@@ -55,42 +56,49 @@ M = TypeVar("M", bound=torch.nn.Module)
 
 
 def _louder(model: M) -> M:
-    """ClassificationMetrics far enough apart that rounding decides nothing."""
+    """Logits far enough apart that rounding decides nothing."""
     with torch.no_grad():
         for weight in model.parameters():
             weight.mul_(4.0 if weight.ndim > 1 else 1.0)
     return model.eval()
 
 
-def padded(texts: list[list[int]]) -> Padded:
-    return Padded.of(list(range(len(texts))), [""] * len(texts), [Encoded(ids, [0] * len(ids), False) for ids in texts])
+def batch_of(texts: list[list[int]]) -> TextBatch:
+    encoded = [Encoded(ids, [0] * len(ids), truncated=False) for ids in texts]
+    return TextBatch.of(list(range(len(texts))), [""] * len(texts), encoded)
 
 
-def chosen_by(
-    model: Decoder | EncoderDecoder, texts: list[list[int]], asked: GenerationOptions, tokenizer: Tokenizer
-) -> list[list[int]]:
+def predictor_of(tokenizer: Tokenizer, **options: Any) -> Predictor:
+    config = ModelConfig(family="decoder", vocabulary=tokenizer.size, width=24, heads=2, layers=2, head="tokens")
+    return Predictor(
+        decoder(tokenizer.size), config, tokenizer, special_tokens=SPECIAL, input_options=InputOptions(**options)
+    )
+
+
+def greedy_tokens(model: Decoder | EncoderDecoder, texts: list[list[int]], tokenizer: Tokenizer) -> list[list[int]]:
     given: list[list[int]] = [[] for _ in texts]
+    options = GenerationOptions(DecodeConfig(max_tokens=LIMIT))
     with torch.no_grad():
-        for chosen in stream_tokens(model, padded(texts), NAMES, tokenizer, asked, 12):
+        for chosen in stream_tokens(model, batch_of(texts), SPECIAL, tokenizer, options):
             for row, token in zip(chosen.rows_N.tolist(), chosen.tokens_N.tolist(), strict=True):
                 given[row].append(token)
     return given
 
 
-def scores_after(model: Decoder | EncoderDecoder, text: list[int], given: list[int]) -> Tensor:
-    """ClassificationMetrics of the next token, all computed anew."""
+def logits_after(model: Decoder | EncoderDecoder, text: list[int], given: list[int]) -> Tensor:
+    """Logits of the next token, all computed anew."""
     with torch.no_grad():
         if isinstance(model, Decoder):
             hidden = model(torch.tensor([[*text, *given]]))
         else:
-            hidden = model(torch.tensor([text]), torch.tensor([[NAMES.start or 0, *given]]))
-        return model.logits(hidden[0, -1]).index_fill(0, torch.tensor(NAMES.never), -torch.inf)
+            hidden = model(torch.tensor([text]), torch.tensor([[SPECIAL.start or 0, *given]]))
+        return model.logits(hidden[0, -1]).index_fill(0, torch.tensor(SPECIAL.banned), -torch.inf)
 
 
 def without_cache(model: Decoder | EncoderDecoder, text: list[int]) -> list[int]:
     given: list[int] = []
-    while len(given) < 12 and given[-1:] != [3]:
-        given.append(int(scores_after(model, text, given).argmax()))
+    while len(given) < LIMIT and given[-1:] != [3]:
+        given.append(int(logits_after(model, text, given).argmax()))
     return given
 
 
@@ -100,16 +108,17 @@ TEXTS = [[2, 5, 6, 7, 8, 9], [2, 11], [2, 14, 8], [2]]  # mixed lengths, so that
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_with_a_cache_as_without_token_for_token(tokenizer: Tokenizer, positions: str) -> None:
     for model in (decoder(tokenizer.size, positions), translator(tokenizer.size, positions)):
-        assert chosen_by(model, TEXTS, GenerationOptions(), tokenizer) == [without_cache(model, text) for text in TEXTS]
+        assert greedy_tokens(model, TEXTS, tokenizer) == [without_cache(model, text) for text in TEXTS]
 
 
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_beam_with_a_cache_as_without(tokenizer: Tokenizer, width: int) -> None:
-    """The same search, each hypothesis scored anew by whole passes; of texts of mixed length, side by side."""
-    asked = GenerationOptions(DecodeConfig(beam=width))
+    """The same search, each hypothesis computed anew by whole passes; of texts of mixed length, in one batch."""
+    options = GenerationOptions(DecodeConfig(beam=width, max_tokens=8))
     for model in (decoder(tokenizer.size), translator(tokenizer.size)):
         with torch.no_grad():
-            found = ranked(search(model, padded(TEXTS), NAMES, asked, 8), texts=len(TEXTS), limit=8, alpha=0.6)
+            trace = search(model, batch_of(TEXTS), SPECIAL, options)
+            found = ranked(trace, texts=len(TEXTS), limit=8, alpha=0.6)
         for text, (best,) in zip(TEXTS, found, strict=True):
             live: list[tuple[float, list[int]]] = [(0.0, [])]
             complete: list[tuple[float, list[int]]] = []
@@ -117,7 +126,7 @@ def test_a_beam_with_a_cache_as_without(tokenizer: Tokenizer, width: int) -> Non
                 grown = [
                     (total + gain, [*given, token])
                     for total, given in live
-                    for token, gain in enumerate(scores_after(model, text, given).log_softmax(-1).tolist())
+                    for token, gain in enumerate(logits_after(model, text, given).log_softmax(-1).tolist())
                 ]
                 kept = sorted(grown, reverse=True)[: width - len(complete)]
                 ended = [one for one in kept if one[1][-1] == 3 or length == 8]
@@ -126,30 +135,27 @@ def test_a_beam_with_a_cache_as_without(tokenizer: Tokenizer, width: int) -> Non
             assert list(best.tokens) == max(complete)[1]
 
 
-def test_the_same_seed_gives_the_same_words_whoever_else_is_asked(tokenizer: Tokenizer) -> None:
-    model = decoder(tokenizer.size)
-    config = ModelConfig(family="decoder", vocabulary=tokenizer.size, width=24, heads=2, layers=2, head="tokens")
-    predictor = Predictor(model, config, tokenizer, NAMES, InputOptions(trained=True))
+def test_the_same_seed_gives_the_same_output_whatever_the_batch(tokenizer: Tokenizer) -> None:
+    predictor = predictor_of(tokenizer, literal=True)
 
-    def said(texts: list[str], **asked: Any) -> list[str | None]:
-        return [one.output for one in predictor.predict(texts, max_tokens=20, temperature=1.5, **asked)]
+    def outputs(texts: list[str], **options: Any) -> list[str | None]:
+        return [one.output for one in predictor.predict(texts, max_tokens=20, temperature=1.5, **options)]
 
-    three = said(["abc", "d", "abc"], seed=4)
-    assert said(["abc", "d", "abc"], seed=4) == three
-    assert said(["abc"], seed=4) == three[:1]
+    three = outputs(["abc", "d", "abc"], seed=4)
+    assert outputs(["abc", "d", "abc"], seed=4) == three
+    assert outputs(["abc"], seed=4) == three[:1]
     assert three[0] != three[2], "the same text twice is two draws"
-    assert said(["abc", "d", "abc"], seed=5) != three
+    assert outputs(["abc", "d", "abc"], seed=5) != three
     assert "".join(predictor.stream("abc", max_tokens=20, temperature=1.5, seed=4)) == three[0]
 
 
-def test_a_continuation_ends_before_a_string_to_stop_at(tokenizer: Tokenizer) -> None:
-    config = ModelConfig(family="decoder", vocabulary=tokenizer.size, width=24, heads=2, layers=2, head="tokens")
-    predictor = Predictor(decoder(tokenizer.size), config, tokenizer, NAMES, InputOptions(trained=True))
+def test_a_continuation_ends_before_a_stop_string(tokenizer: Tokenizer) -> None:
+    predictor = predictor_of(tokenizer, literal=True)
     (whole,) = (one.output or "" for one in predictor.predict(["ab"], max_tokens=30, temperature=1.0))
     assert len(whole) > 6
     stop = whole[3:5]
     wanted = whole[: whole.index(stop)]
-    settings: dict[str, Any] = {"max_tokens": 30, "temperature": 1.0, "stop": ["never said", stop]}
+    settings: dict[str, Any] = {"max_tokens": 30, "temperature": 1.0, "stop": ["never generated", stop]}
     assert predictor.predict(["ab", "c"], **settings)[0].output == wanted
     assert "".join(predictor.stream("ab", **settings)) == wanted
 
@@ -170,30 +176,32 @@ def test_what_may_begin_a_stop_string_waits(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize(("wanted", "found"), [
     ({"beam": 0}, "beam = 0"),
     ({"beam": 1_000_000}, "beam = 1000000"),
-    ({"beam": 2, "temperature": 0.5}, "temperature = 0.5 is for one word after the other; with beam = 2, leave it out"),
-    ({"beam": 2, "stop": ["x"]}, "stop is for one word after the other"),
+    ({"beam": 2, "temperature": 0.5}, r"temperature = 0\.5: not used by a beam search; remove it, or .* \(now 2\)"),
+    ({"beam": 2, "stop": ["x"]}, r"stop: not used by a beam search; remove it, or set beam = 1 \(now 2\)"),
     ({"beam": 2, "best": 3}, "best = 3: must be at least 1 and at most decode.beam = 2"),
     ({"temperature": -1.0}, "temperature"),
     ({"top_p": 0.0}, "top_p"),
     ({"seed": -1}, "seed = -1: must be at least 0"),
-    ({"stop": [""]}, "stop: an empty string"),
-    ({"beams": 3}, "beams: did you mean beam"),
+    ({"stop": [""]}, "stop: must not be an empty string"),
+    ({"beams": 3}, "beams: unknown option; did you mean beam"),
     ({"max_tokens": -1}, "max_tokens"),
 ])  # fmt: skip
-def test_what_cannot_be_asked(tokenizer: Tokenizer, wanted: dict[str, Any], found: str) -> None:
-    config = ModelConfig(family="decoder", vocabulary=tokenizer.size, width=24, heads=2, layers=2, head="tokens")
+def test_options_that_are_refused(tokenizer: Tokenizer, wanted: dict[str, Any], found: str) -> None:
     with pytest.raises(UserError, match=found):
-        Predictor(decoder(tokenizer.size), config, tokenizer, NAMES).predict(["ab"], **wanted)
+        predictor_of(tokenizer).predict(["ab"], **wanted)
 
 
-def test_memory_is_bounded_before_anything_is_reserved() -> None:
+def test_memory_is_bounded_before_anything_is_allocated() -> None:
     config = ModelConfig.read({"preset": "none", "family": "encoder-decoder", "vocabulary": 8000, "layers": 6})
     many, few = (texts_at_once(config, GenerationOptions(DecodeConfig(beam=5)), length) for length in (10, 1000))
     assert many > few >= 1
-    with pytest.raises(UserError, match=r"a text of 100,000 tokens, .* and beam = 5 need .* GiB, at most 2 are given"):
+    with pytest.raises(
+        UserError,
+        match=r"a text of 100,000 tokens, .* and beam = 5 need .* GiB, and the limit is 2 GiB; accepted: beam",
+    ):
         texts_at_once(config, GenerationOptions(DecodeConfig(beam=5)), 100_000)
     lengths, beams = (10, 100, 1000), (1, 5, 50)
     for length, beam in itertools.product(lengths, beams):
-        asked = GenerationOptions(DecodeConfig(beam=beam))
-        held = texts_at_once(config, asked, length) * beam * (length + asked.limit("encoder-decoder", length))
-        assert held * 2 * 4 * 6 * 256 <= LARGEST_MEMORY
+        options = GenerationOptions(DecodeConfig(beam=beam))
+        held = texts_at_once(config, options, length) * beam * (length + options.limit("encoder-decoder", length))
+        assert held * 2 * 4 * 6 * 256 <= LARGEST_CACHE

@@ -1,4 +1,4 @@
-"""Text in, answers out, from a Hugging Face folder; and `transformers` gives the same answers from the same folder."""
+"""Text in, Prediction out, from a Hugging Face folder; `transformers` predicts the same from the same folder."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXTS = ["the film was good", "a very dull plot", "it is not bad and we saw it",
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("folders")
-    tasks = ("fill", "classify", "grade", "embed", "complete", "last-token", "llama", "translate")
+    tasks = ("fill", "classify", "regress", "embed", "complete", "last-token", "llama", "translate")
     return {task: make_folder(root / task, task) for task in tasks}
 
 
@@ -63,7 +63,7 @@ def test_a_decoder_that_classifies_is_evaluated(folders: dict[str, Path], tmp_pa
     assert isinstance(found, ClassificationMetrics)
     assert found.rows == 6
     assert found.accuracy == pytest.approx(5 / 6)
-    with pytest.raises(UserError, match="complete: is no run with a recipe that says what to evaluate on"):
+    with pytest.raises(UserError, match=r"complete: is not a run with a test set of its own; give --data FILE$"):
         qkv.evaluate(folders["complete"])
     running = qkv.evaluate(folders["complete"], str(tmp_path / "rows.csv"))["all"]
     assert isinstance(running, Metrics)
@@ -76,7 +76,7 @@ def test_masks_are_filled_as_the_pipeline_fills_them(folders: dict[str, Path]) -
         qkv.load(folders["fill"]).predict(texts), pipeline("fill-mask", folders["fill"])(texts), strict=True
     ):
         assert answer.alternatives is not None
-        assert [a["word"] for a in answer.alternatives] == [s["token_str"] for s in said]
+        assert [a["token"] for a in answer.alternatives] == [s["token_str"] for s in said]
         assert [a["probability"] for a in answer.alternatives] == pytest.approx([s["score"] for s in said], abs=1e-6)
         assert answer.output == str(answer.text).replace("[MASK]", said[0]["token_str"])
 
@@ -89,9 +89,9 @@ def test_several_masks_in_one_text(folders: dict[str, Path]) -> None:
     assert "[MASK]" not in answer.output
 
 
-def test_a_grade_is_a_number(folders: dict[str, Path]) -> None:
-    said = pipeline("text-classification", folders["grade"], function_to_apply="none")(TEXTS)
-    assert [a.value for a in qkv.load(folders["grade"]).predict(TEXTS)] == pytest.approx(
+def test_regression_predicts_a_number(folders: dict[str, Path]) -> None:
+    said = pipeline("text-classification", folders["regress"], function_to_apply="none")(TEXTS)
+    assert [a.value for a in qkv.load(folders["regress"]).predict(TEXTS)] == pytest.approx(
         [s["score"] for s in said], abs=1e-6
     )
 
@@ -132,26 +132,22 @@ def test_no_texts_no_answers(folders: dict[str, Path]) -> None:
     assert qkv.load(folders["embed"]).embed([]).shape == (0, 12)
 
 
-def test_a_long_text_is_cut_and_says_so(folders: dict[str, Path]) -> None:
-    """The encoder keeps the beginning, the decoder the end, and room for what it will say."""
+def test_a_long_text_is_truncated_and_says_so(folders: dict[str, Path]) -> None:
+    """The encoder keeps the beginning, the decoder the end, and room for its output."""
     long, short = "good " * 50, "good film"
     assert [a.truncated for a in qkv.load(folders["classify"]).predict([long, short])] == [True, False]
-    (cut,) = qkv.load(folders["complete"]).predict([long + "the plot"], max_tokens=4)
+    (truncated,) = qkv.load(folders["complete"]).predict([long + "the plot"], max_tokens=4)
     (same,) = qkv.load(folders["complete"]).predict(["good " * 25 + "the plot"], max_tokens=4)
-    assert (cut.truncated, cut.output) == (True, same.output)
+    assert (truncated.truncated, truncated.output) == (True, same.output)
 
 
 @pytest.mark.parametrize(
     ("task", "arguments", "sentence"),
     [
-        ("fill", {"texts": ["no mask"]}, "text 1, 'no mask', has no [MASK]; write it where a word is missing"),
+        ("fill", {"texts": ["no mask"]}, "text 1, 'no mask', has no [MASK]; write it in place of the missing token"),
         ("embed", {"texts": ["x"]}, "this model has no head to predict with"),
         ("complete", {"texts": ["good"], "max_tokens": -1}, "max_tokens = -1: must be at least 0 and at most 100,000"),
-        (
-            "complete",
-            {"texts": ["good"], "max_tokens": 31},
-            "max_tokens = 31 leaves no room: this model has 31 positions",
-        ),
+        ("complete", {"texts": ["good"], "max_tokens": 31}, "max_tokens = 31: must be below this model's 31 positions"),
         ("fill", {"texts": ["a [MASK]"], "top": 99}, "top = 99: must be at least 1 and at most 23"),
         ("classify", {"texts": ["fine", "bad \ud800"]}, "text 2: character 4 is '\\ud800', half of a character"),
     ],
@@ -179,7 +175,7 @@ def test_texts_are_a_list_of_texts(folders: dict[str, Path], texts: Any, sentenc
 
 def test_a_predictor_says_what_it_is(folders: dict[str, Path]) -> None:
     said = repr(qkv.load(folders["classify"]))
-    assert said == "<encoder, 2 layers, 12 wide, head classes: .predict(texts), .embed(texts)>"
+    assert said == "<encoder, 2 layers, 12 wide, head classification: .predict(texts), .embed(texts)>"
 
 
 def test_odd_text_is_answered_in_one_line(folders: dict[str, Path]) -> None:
@@ -196,8 +192,8 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_without_a_tokenizer_there_is_a_model_but_no_text(folders: dict[str, Path]) -> None:
     loaded = qkv.load(folders["classify"])
-    bare = Predictor(loaded.model, loaded.config, None, loaded.names)
-    with pytest.raises(UserError, match=r"holds no tokenizer\.json"):
+    bare = Predictor(loaded.model, loaded.config, None, labels=loaded.labels)
+    with pytest.raises(UserError, match=r"this model has no tokenizer: its folder has no tokenizer\.json"):
         bare.predict(["good"])
 
 

@@ -1,4 +1,4 @@
-"""The run folder: one writer at a time, old checkpoints let go of, whole models for readers, and a folder that
+"""The run folder: one writer at a time, old checkpoints deleted, whole models for readers, and a folder that
 transformers loads."""
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import torch
 import qkv
 from qkv import disk
 from qkv.config.recipe import Recipe
-from qkv.run.folder import Checkpoint, Run, changes
+from qkv.run.checkpoint import Checkpoint
+from qkv.run.folder import Run, changes
 from qkv.schema import UserError
 from tests.support.fork_server import flip, fork_server, sha256, steps_reported, until, write_recipe
 
@@ -51,15 +52,15 @@ def test_the_newest_sound_checkpoint_is_found(tmp_path: Path) -> None:
     for step in (1, 2):
         run.save(checkpoint(step), best_step=1)
     flip(run.checkpoints.folder(2) / "model.safetensors")
-    found, passed_over = run.newest()
+    found, damaged = run.checkpoints.newest()
     assert found is not None
     assert (found.step, found.weights["w"].tolist(), found.progress) == (1, [1.0] * 3, {"step": 1})
-    assert list(passed_over) == [2]
-    assert "step-2/model.safetensors: its content is not what was written" in passed_over[2]
-    names = [run.set_aside(2).name]
+    assert list(damaged) == [2]
+    assert "step-2/model.safetensors: its content is not what was written" in damaged[2]
+    names = [run.checkpoints.set_aside(2).name]
     run.save(checkpoint(2), best_step=1)  # its place is free
-    assert run.load(2).weights["w"].tolist() == [2.0] * 3
-    names.append(run.set_aside(2).name)
+    assert run.checkpoints.load(2).weights["w"].tolist() == [2.0] * 3
+    names.append(run.checkpoints.set_aside(2).name)
     assert names == ["step-2.damaged-1", "step-2.damaged-2"]
     assert run.checkpoints.steps() == [1]
 
@@ -69,10 +70,10 @@ def test_a_checkpoint_whose_manifest_lists_nothing_is_not_loaded(tmp_path: Path)
     run.save(checkpoint(1), best_step=1)
     disk.write_manifest(run.checkpoints.folder(1), [])
     with pytest.raises(UserError, match=r"step-1/model\.safetensors: is not listed"):
-        run.load(1)
+        run.checkpoints.load(1)
 
 
-def test_a_line_that_was_cut_short_is_no_line(tmp_path: Path) -> None:
+def test_a_last_line_that_is_not_whole_is_ignored(tmp_path: Path) -> None:
     run = begun(tmp_path / "run")
     for step in (1, 2, 3):
         run.append({"step": step, "loss": 0.1 + step})
@@ -84,7 +85,7 @@ def test_a_line_that_was_cut_short_is_no_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["[]", "7", '{"loss": 1}', '{"step": "1"}', "\0\0", "[" * 100_000])
-def test_metrics_that_are_none_are_named(tmp_path: Path, line: str) -> None:
+def test_a_damaged_metrics_file_is_named(tmp_path: Path, line: str) -> None:
     run = begun(tmp_path / "run")
     (run.path / "metrics.jsonl").write_text(line + "\n")
     with pytest.raises(UserError, match=r"metrics\.jsonl: is not JSON lines"):
@@ -92,9 +93,11 @@ def test_metrics_that_are_none_are_named(tmp_path: Path, line: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["README.md", "model.safetensors", "config.json", "recipe.toml", "tokenizer.json"])
-def test_what_lies_in_a_folder_that_is_no_run_is_not_written_over(tmp_path: Path, name: str) -> None:
+def test_files_in_a_folder_that_is_not_a_run_are_not_overwritten(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
-    with pytest.raises(UserError, match="in a folder that is no run; choose another place with -o"):
+    with pytest.raises(
+        UserError, match=f"{name}: already exists, and the folder is not a run; choose another folder with -o"
+    ):
         begun(tmp_path)
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_text() == "mine"
@@ -130,8 +133,8 @@ def test_only_one_holds_the_lock(tmp_path: Path) -> None:
 
 def test_a_disk_without_room_is_refused_before_the_first_step(tmp_path: Path) -> None:
     huge = {"w": torch.empty(1).expand(2**60)}
-    with pytest.raises(UserError, match=r"are needed for checkpoints and [\d,]+ MiB are free; make room"):
-        begun(tmp_path / "run").check_room(huge)
+    with pytest.raises(UserError, match=r"checkpoints need [\d,]+ MiB and [\d,]+ MiB are free; make room, or choose"):
+        begun(tmp_path / "run").checkpoints.check_room(huge)
 
 
 def test_changes_name_the_key() -> None:
@@ -149,41 +152,42 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_second_process_is_refused_while_the_first_lives(place: Path) -> None:
+def test_a_second_process_is_refused_while_the_first_runs(place: Path) -> None:
     run = place / "locked"
     words = ("train", "my.toml", "-o", run, "--set", "train.steps=100000")
     first = fork_server().start(place, *words, slow=0.05)
     until(lambda: steps_reported(run) >= 8, first)
-    second = fork_server().live(place, *words)
+    second = fork_server().run(place, *words)
     assert second.code == 2
     assert "another process is training this run; wait for it, or stop it" in second.err
-    repair = fork_server().live(place, "verify", run, "--repair")
+    repair = fork_server().run(place, "verify", run, "--repair")
     assert repair.code == 2
     assert "another process" in repair.err
     assert first.kill(signal.SIGKILL).code == -signal.SIGKILL
     third = fork_server().start(place, *words)
-    until(lambda: "going on from step" in third.err(), third)
+    until(lambda: "resuming from step" in third.err(), third)
     assert third.kill(signal.SIGKILL).code == -signal.SIGKILL
 
 
-def test_predict_works_while_training_goes_on(place: Path) -> None:
+def test_predict_works_during_training(place: Path) -> None:
     """A training that replaces its model at every step, and readers that never meet half a model."""
     run = place / "read"
-    often = ("--set", "train.eval_every=1", "--set", "train.keep=last", "--set", "train.save_every=1")
-    life = fork_server().start(place, "train", "my.toml", "-o", run, *often)
-    until(lambda: (run / "model.safetensors").exists(), life)
-    answers = set()
-    while life.code() is None:
-        (answer,) = qkv.load(run).predict(["good warm film"])
-        assert answer.probabilities is not None
-        answers.add(answer.probabilities["pos"])
-    assert life.wait().code == 0
-    assert len(answers) > 2, "it read the same model again and again"
+    often = ("steps=100000", "eval_every=1", "keep=last", "save_every=1")
+    words = [word for setting in often for word in ("--set", f"train.{setting}")]
+    process = fork_server().start(place, "train", "my.toml", "-o", run, *words)
+    until(lambda: (run / "model.safetensors").exists(), process)
+    found = set[float]()
+    while len(found) < 5:  # different models
+        assert process.code() is None, process.err()
+        (prediction,) = qkv.load(run).predict(["good warm film"])
+        assert prediction.probabilities is not None
+        found.add(prediction.probabilities["pos"])
+    assert process.kill(signal.SIGTERM).code == 128 + signal.SIGTERM
 
 
 @pytest.fixture(scope="module")
 def trained(place: Path) -> Path:
-    ended = fork_server().live(place, "train", "my.toml", "-o", "trained", "--set", "train.steps=20")
+    ended = fork_server().run(place, "train", "my.toml", "-o", "trained", "--set", "train.steps=20")
     assert ended.code == 0, ended.err
     return place / "trained"
 
@@ -196,18 +200,18 @@ def test_the_folder_loads_with_transformers(trained: Path) -> None:
     assert type(model).__name__ == "RoFormerForSequenceClassification"
     for text, ours in zip(TEXTS, qkv.load(trained).predict(TEXTS), strict=True):
         with torch.no_grad():
-            scores_1C = model(**tokenizer(text, truncation=True, return_tensors="pt")).logits
-        theirs = {model.config.id2label[n]: p for n, p in enumerate(scores_1C.softmax(-1)[0].tolist())}
+            logits_1C = model(**tokenizer(text, truncation=True, return_tensors="pt")).logits
+        theirs = {model.config.id2label[n]: p for n, p in enumerate(logits_1C.softmax(-1)[0].tolist())}
         assert ours.probabilities == pytest.approx(theirs, abs=1e-5)
 
 
-def test_parts_without_a_foreign_architecture_stay_with_us(place: Path) -> None:
+def test_parts_without_a_hugging_face_architecture_are_not_exported(place: Path) -> None:
     run = place / "alibi"
     words = ("--set", "model.positions=alibi", "--set", "train.steps=20")
-    assert fork_server().live(place, "train", "my.toml", "-o", run, *words).code == 0
+    assert fork_server().run(place, "train", "my.toml", "-o", run, *words).code == 0
     assert json.loads((run / "config.json").read_bytes())["model_type"] == "qkv"
-    assert [set(answer.probabilities or ()) for answer in qkv.load(run).predict(TEXTS)] == [{"neg", "pos"}] * 3
-    ended = fork_server().live(place, "export", run, "-o", place / "exported")
+    assert [set(one.probabilities or ()) for one in qkv.load(run).predict(TEXTS)] == [{"neg", "pos"}] * 3
+    ended = fork_server().run(place, "export", run, "-o", place / "exported")
     assert ended.code == 2
     assert "needs positions = 'rotary' (here 'alibi')" in ended.err
     assert not (place / "exported").exists()

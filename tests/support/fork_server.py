@@ -1,8 +1,8 @@
-"""Trainings in processes of their own, made to be killed.
+"""A fork server: runs `qkv` commands in processes that tests can kill.
 
-Starting Python and torch takes seconds, dying takes none. So one process imports everything once and then forks a life
-for each command: every life is a real process with its own number, and its death is a real one. This file is also what
-runs in those processes; `python fork_server.py once DEATH COMMAND ...` is one life in a fresh process.
+Importing Python and torch takes seconds. So one server process imports everything once and forks a child for each
+command. A child is a real process with its own pid, and a kill is a real kill. This file is also what runs in those
+processes; `python fork_server.py once FAULT COMMAND ...` runs one command in a fresh process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
-PATIENCE = 300  # seconds for one life on a busy machine
+PATIENCE = 300  # seconds for one command on a busy machine
 GOOD = ("good", "great", "warm", "funny", "bright", "lovely", "clever", "moving")
 BAD = ("bad", "poor", "cold", "dull", "grey", "awful", "mad", "boring")
 OTHER = (*(f"word{n}" for n in range(40)), "the", "a", "of", "film", "plot", "and", "scene", "with")
@@ -61,7 +61,7 @@ threads = 1
 
 
 def write_recipe(folder: Path) -> Path:
-    """Rows of varied length, and a recipe that learns from them in a second: `my.toml`."""
+    """Rows of varied length, and a recipe that trains on them in a second: `my.toml`."""
     chance = random.Random(5)
     with (folder / "rows.csv").open("w", newline="") as file:
         writer = csv.writer(file)
@@ -77,7 +77,7 @@ def write_recipe(folder: Path) -> Path:
 
 @dataclass
 class Ended:
-    """How a life ended: its exit code as a shell tells it apart (-9: by SIGKILL), and what it said."""
+    """How a process ended: its exit code (-9: killed by SIGKILL), and what it printed."""
 
     code: int
     out: str
@@ -85,16 +85,16 @@ class Ended:
 
 
 class Process:
-    """A process that runs a `qkv` command."""
+    """A child of the fork server that runs a `qkv` command."""
 
-    def __init__(self, fork_server: ForkServer, pid: int, folder: Path) -> None:
-        self._nursery, self.pid, self._folder = fork_server, pid, folder
+    def __init__(self, server: ForkServer, pid: int, folder: Path) -> None:
+        self._server, self.pid, self._folder = server, pid, folder
         self._code: int | None = None
 
     def code(self) -> int | None:
-        """How it ended; None while it fork_server."""
+        """Its exit code; None while it runs."""
         if self._code is None:
-            self._code = self._nursery.ask({"poll": self.pid})
+            self._code = self._server.ask({"poll": self.pid})
         return self._code
 
     def err(self) -> str:
@@ -115,7 +115,7 @@ class Process:
 
 
 class ForkServer:
-    """Forks fork_server in a folder that holds a recipe; the cache is below it."""
+    """Runs commands in a folder that holds a recipe; the cache is below it."""
 
     def __init__(self) -> None:
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
@@ -128,23 +128,27 @@ class ForkServer:
         )
         self._count = 0
 
-    def ask(self, order: dict[str, Any]) -> Any:
+    def ask(self, request: dict[str, Any]) -> Any:
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps(order) + "\n")
+        self._server.stdin.write(json.dumps(request) + "\n")
         self._server.stdin.flush()
         return json.loads(self._server.stdout.readline())
 
-    def start(self, folder: Path, *words: str | Path, **death: Any) -> Process:
-        """Begin a command in a folder. `death` says how it is to end, see `doom`."""
+    def start(self, folder: Path, *words: str | Path, **fault: Any) -> Process:
+        """Start a command in a folder. `fault` says what goes wrong in it, see `inject_fault`."""
         self._count += 1
-        said = folder / "said" / str(self._count)
-        said.mkdir(parents=True)
-        order = {"words": [str(word) for word in words], "folder": str(folder), "said": str(said), "death": death}
-        return Process(self, self.ask(order), said)
+        output = folder / "output" / str(self._count)
+        output.mkdir(parents=True)
+        command = [str(word) for word in words]
+        request = {"command": command, "folder": str(folder), "output": str(output), "fault": fault}
+        return Process(self, self.ask(request), output)
 
-    def live(self, folder: Path, *words: str | Path, **death: Any) -> Ended:
-        return self.start(folder, *words, **death).wait()
+    def run(self, folder: Path, *words: str | Path, **fault: Any) -> Ended:
+        """Run a command to its end."""
+        return self.start(folder, *words, **fault).wait()
+
+    live = run
 
 
 @cache
@@ -152,12 +156,12 @@ def fork_server() -> ForkServer:
     return ForkServer()
 
 
-def until(true: Callable[[], object], life: Process | None = None) -> None:
-    """Wait for something that a life is about to do."""
+def until(condition: Callable[[], object], process: Process | None = None) -> None:
+    """Wait for something that a process is about to do."""
     deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline, "it never came"
-        assert life is None or life.code() is None, f"it ended first: {life.err() if life else ''}"
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        assert process is None or process.code() is None, f"it ended first: {process.err() if process else ''}"
         time.sleep(0.002)
 
 
@@ -172,7 +176,7 @@ def sha256(file: Path) -> str:
 
 
 def assert_same_end(one: Path, other: Path) -> None:
-    """Two runs ended alike: model, last checkpoint, and every report but for its times; and nothing half is left."""
+    """Two runs ended alike: model, last checkpoint, and every report but for its times; no temporary file is left."""
     last = max(int(folder.name.removeprefix("step-")) for folder in (one / "checkpoints").glob("step-*[0-9]"))
     kept = [f"checkpoints/step-{last}/{name}.safetensors" for name in ("model", "optimiser")]
     for name in ("model.safetensors", "config.json", "tokenizer.json", "recipe.toml", *kept):
@@ -185,104 +189,107 @@ def assert_same_end(one: Path, other: Path) -> None:
 
 
 def timeless(run: Path) -> list[dict[str, Any]]:
+    """All lines of metrics.jsonl, without their times."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{name: v for name, v in line.items() if name not in ("seconds", "tokens_per_second")} for line in lines]
 
 
 def flip(file: Path, place: int | None = None, bit: int = 0) -> None:
-    """Change one bit of a file; of the middle byte, if none is named."""
+    """Change one bit of a file: of the middle byte by default."""
     raw = bytearray(file.read_bytes())
     raw[len(raw) // 2 if place is None else place] ^= 1 << bit
     file.write_bytes(raw)
 
 
-# --- what runs inside a life
+# --- what runs inside a child
 
 
-def doom(death: dict[str, Any]) -> None:
-    """Arrange for the end of this process.
+def inject_fault(fault: dict[str, Any]) -> None:
+    """Let something go wrong in this process.
 
     after_step, signal: it gets that signal when all of that step is done.
-    operation: it is killed just before it touches the disk for that time (counted from 1; 0: counted only).
-    largest_file: no file may become larger, as on a disk that is full.
+    operation: it is killed just before its n-th operation on the disk (from 1; 0: they are only counted).
+    largest_file: no file may become larger, as on a full disk.
     slow: seconds of rest after each step.
     """
-    if "after_step" in death or "slow" in death:
-        _doom_at_step(death.get("after_step", 0), death.get("signal", 0), death.get("slow", 0.0))
-    if "operation" in death:
-        _doom_at_operation(death["operation"])
-    if "largest_file" in death:
+    if "after_step" in fault or "slow" in fault:
+        _signal_at_step(fault.get("after_step", 0), fault.get("signal", 0), fault.get("slow", 0.0))
+    if "operation" in fault:
+        _kill_at_operation(fault["operation"])
+    if "largest_file" in fault:
         import resource
 
-        resource.setrlimit(resource.RLIMIT_FSIZE, (death["largest_file"], death["largest_file"]))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (fault["largest_file"], fault["largest_file"]))
 
 
-def _doom_at_step(step: int, kind: int, rest: float) -> None:
-    from qkv.train import session
+doom = inject_fault
 
-    real = vars(session)["train"]
 
-    def mortal(*arguments: Any) -> Iterator[Any]:
+def _signal_at_step(step: int, kind: int, rest: float) -> None:
+    from qkv.training import trainer
+
+    real = vars(trainer)["train"]
+
+    def interrupted(*arguments: Any) -> Iterator[Any]:
         for report in real(*arguments):
             yield report
             time.sleep(rest)
             if report.step == step:
                 os.kill(os.getpid(), kind)
 
-    vars(session)["train"] = mortal
+    vars(trainer)["train"] = interrupted
 
 
-def _doom_at_operation(last: int) -> None:
+def _kill_at_operation(last: int) -> None:
     import atexit
 
     count = 0
 
     def counted(real: Callable[..., Any]) -> Callable[..., Any]:
-        def touch(*arguments: Any, **named: Any) -> Any:
+        def operation(*arguments: Any, **named: Any) -> Any:
             nonlocal count
             count += 1
             if count == last:
                 os.kill(os.getpid(), signal.SIGKILL)
             return real(*arguments, **named)
 
-        return touch
+        return operation
 
     for name in ("fsync", "rename", "replace", "unlink", "rmdir", "mkdir"):
         setattr(os, name, counted(getattr(os, name)))
     atexit.register(lambda: sys.stderr.write(f"operations {count}\n"))
 
 
-def run_here(words: list[str], death: dict[str, Any]) -> None:
-    """A `qkv` command in this process; or `learn RECIPE RUN`, the same training without pictures."""
-    doom(death)
-    if words[0] == "learn":
-        from qkv.train.finish import finish
-
-        from qkv.api import training
+def run_here(command: list[str], fault: dict[str, Any]) -> None:
+    """A `qkv` command in this process; or `train-only RECIPE RUN`, the same training without pictures."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores Ctrl-C, and so do its children
+    inject_fault(fault)
+    if command[0] == "train-only":
         from qkv.config.recipes import resolve
+        from qkv.training.trainer import open_trainer
 
-        with training(resolve(words[1]), Path(words[2])) as session:
-            for _ in session.reports():
+        with open_trainer(resolve(command[1]), Path(command[2])) as trainer:
+            for _ in trainer.reports():
                 pass
-            finish(session)
+            trainer.finish()
         return
     from qkv.cli.main import main
 
-    sys.argv = ["qkv", *words]
+    sys.argv = ["qkv", *command]
     main()
 
 
-def _be_born(order: dict[str, Any]) -> NoReturn:
+def _serve_child(request: dict[str, Any]) -> NoReturn:
     import atexit
 
-    said = Path(order["said"])
-    for number, file in ((0, os.devnull), (1, said / "out"), (2, said / "err")):
+    output = Path(request["output"])
+    for number, file in ((0, os.devnull), (1, output / "out"), (2, output / "err")):
         os.dup2(os.open(file, os.O_RDWR | os.O_CREAT), number)
-    os.chdir(order["folder"])
-    os.environ["QKV_CACHE"] = str(Path(order["folder"]) / "cache")
+    os.chdir(request["folder"])
+    os.environ["QKV_CACHE"] = str(Path(request["folder"]) / "cache")
     code: Any = 1
     try:
-        run_here(order["words"], order["death"])
+        run_here(request["command"], request["fault"])
         code = 0
     except SystemExit as end:
         code = end.code or 0
@@ -297,24 +304,23 @@ def _be_born(order: dict[str, Any]) -> NoReturn:
 
 
 def serve() -> None:
-    """Fork a life for each line of standard input; answer with its number, or with how it ended."""
+    """Fork a child for each line of standard input; answer with its pid, or with its exit code."""
     import matplotlib.backends.backend_agg
     import matplotlib.figure  # noqa: F401
     import torch._dynamo  # noqa: F401  (AdamW does so when it is made)
 
-    import qkv.cli.compare
-    import qkv.cli.data
     import qkv.cli.main
-    import qkv.cli.train
+    import qkv.plots
+    import qkv.training.trainer
     import qkv.verify  # noqa: F401
 
     for line in sys.stdin:
-        order = json.loads(line)
-        if "poll" in order:
-            pid, status = os.waitpid(order["poll"], os.WNOHANG)
+        request = json.loads(line)
+        if "poll" in request:
+            pid, status = os.waitpid(request["poll"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if pid else None
         else:
-            answer = os.fork() or _be_born(order)
+            answer = os.fork() or _serve_child(request)
         sys.stdout.write(json.dumps(answer) + "\n")
         sys.stdout.flush()
 

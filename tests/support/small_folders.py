@@ -48,7 +48,7 @@ BERT = {"positions": "learned", "segments": 2, "embedding_norm": True, "output_b
 CONFIGS: dict[str, dict[str, Any]] = {
     "fill": {"family": "encoder", **BERT, "head": "tokens"},
     "classify": {"family": "encoder", **BERT, "head": "classification", "classes": 3, "pooler": "tanh"},
-    "grade": {"family": "encoder", **BERT, "head": "regression", "pooler": "tanh"},
+    "regress": {"family": "encoder", **BERT, "head": "regression", "pooler": "tanh"},
     "embed": {"family": "encoder", **BERT, "pooler": "tanh"},
     "complete": {"family": "decoder", "positions": "learned", "norm_place": "pre", "activation": "gelu_tanh"},
     "last-token": {"family": "decoder", "positions": "learned", "norm_place": "pre", "head": "classification"},
@@ -79,7 +79,7 @@ def make_folder(path: Path, task: str, seed: int = 1, **changes: Any) -> Path:
             if weight.ndim > 1:
                 weight.mul_(4.0)
     names = {"pad_token_id": IDS["[PAD]"], "eos_token_id": IDS["</s>"], "bos_token_id": IDS["</s>"]}
-    if config.head == "classes":
+    if config.head == "classification":
         labels = ["bad", "good", "neither"][: config.classes]
         names |= {"id2label": dict(enumerate(labels)), "label2id": {label: i for i, label in enumerate(labels)}}  # type: ignore[dict-item]
     if config.family == "encoder-decoder":

@@ -1,5 +1,5 @@
-"""Every token of a document is in one passage, no passage holds two documents, and nothing but its words tells a
-stranger from the next text."""
+"""Every token of a document is in one passage, no passage holds two documents, and nothing but its tokens tells a
+negative from the next text."""
 
 import numpy as np
 import pytest
@@ -41,7 +41,7 @@ def random_store(documents: int, sentences: int, longest: int, shortest: int = 0
     )
 
 
-def strangers_of(store: Store, room: int, seed: int = 7) -> Negatives:
+def negatives_of(store: Store, room: int, seed: int = 7) -> Negatives:
     return Negatives.of(store, passages_of(store, room, pairs=True, seed=seed), seed)
 
 
@@ -50,8 +50,8 @@ def second_lengths(examples: Examples) -> Ints:
 
 
 def drawn(negatives: Negatives, epochs: int) -> list[tuple[int, int, bool | None]]:
-    """Of every pair in every epoch: its number, whose second text it has, and whether that is a stranger's; None: it is
-    not judged."""
+    """Of every pair in every epoch: its number, whose second text it has, and whether that is a negative (None: nothing
+    is predicted)."""
     pairs = np.flatnonzero(second_lengths(negatives.examples)).tolist()
     return [(number, *negatives.second(number, epoch)) for epoch in range(epochs) for number in pairs]
 
@@ -102,7 +102,7 @@ def test_only_a_sentence_longer_than_half_of_the_room_is_broken(lengths: list[li
 
 def test_a_long_sentence_by_hand() -> None:
     """Ten tokens, pieces of four at most: 3, 3 and 4. Two passages would have five each: 3 + 3 are the first to reach
-    that. Nothing is parted, for there is no end of a sentence inside."""
+    that. Nothing is split, for there is no end of a sentence inside."""
     examples = passages_of(of_lengths([[10]]), 8, pairs=True, seed=7)
     assert examples.a_N2.tolist() == [[0, 6], [6, 10]]
     assert examples.b_N2.tolist() == [[6, 6], [10, 10]]
@@ -126,11 +126,11 @@ def test_a_document_of_one_short_sentence_is_one_text() -> None:
 @pytest.mark.parametrize("lengths", [[], [[]], [[0]], [[0, 0], [0]]])
 def test_where_there_is_nothing_there_are_no_passages(lengths: list[list[int]]) -> None:
     store = of_lengths(lengths)
-    assert len(strangers_of(store, 10).members_M) == 0
+    assert len(negatives_of(store, 10).members_M) == 0
     assert passages_of(store, 10, pairs=False, seed=7).a_N2.shape == (0, 2)
 
 
-def test_a_passage_is_parted_after_any_of_its_sentences() -> None:
+def test_a_passage_is_split_after_any_of_its_sentences() -> None:
     examples = passages_of(of_lengths([[3, 3, 3, 3]] * 2000), 20, pairs=True, seed=7)
     firsts = np.diff(examples.a_N2)[:, 0]
     assert all(within(int(np.count_nonzero(firsts == length)), 2000, 1 / 3) for length in (3, 6, 9))
@@ -163,7 +163,7 @@ def test_a_frequent_length_loses_little() -> None:
 
 def test_these_passages_and_pairs_never_change() -> None:
     store = of_lengths([[4, 3, 5, 2], [3, 3, 3], [2, 2, 6, 1, 1], [3, 4, 2], [5, 3, 3]])
-    negatives = strangers_of(store, 12)
+    negatives = negatives_of(store, 12)
     assert negatives.examples.a_N2.tolist() == [[0, 4], [7, 12], [14, 17], [23, 33], [35, 38], [44, 52]]
     assert negatives.examples.b_N2.tolist() == [[4, 6], [12, 14], [17, 19], [33, 35], [38, 40], [52, 54]]
     found = [negatives.second(number, 2) for number in range(6)]
@@ -173,92 +173,92 @@ def test_these_passages_and_pairs_never_change() -> None:
 # --- negatives
 
 
-def test_about_half_are_strangers_of_another_document_and_of_the_same_length() -> None:
+def test_about_half_are_negatives_of_another_document_and_of_the_same_length() -> None:
     store = random_store(400, 4, 8, shortest=3)
-    negatives = strangers_of(store, 24)
+    negatives = negatives_of(store, 24)
     documents, lengths = negatives.examples.rows_N, second_lengths(negatives.examples)
     found = drawn(negatives, 6)
     assert len(found) > 2000
-    assert within(sum(is_stranger is True for *_, is_stranger in found), len(found), 0.5)
-    for number, other, is_stranger in found:
+    assert within(sum(is_negative is True for *_, is_negative in found), len(found), 0.5)
+    for number, other, is_negative in found:
         assert lengths[other] == lengths[number] > 0
-        assert is_stranger == (other != number)
-        assert not is_stranger or documents[other] != documents[number]
+        assert is_negative == (other != number)
+        assert not is_negative or documents[other] != documents[number]
 
 
 def test_the_coin_is_fair_for_every_document() -> None:
-    """Also for a long one, most of whose likes are its own."""
-    negatives = strangers_of(of_lengths([[3] * 400, *[[3, 3]] * 10]), 6)
+    """Also for a long one, which has most of the texts of its length."""
+    negatives = negatives_of(of_lengths([[3] * 400, *[[3, 3]] * 10]), 6)
     documents, found = negatives.examples.rows_N, drawn(negatives, 60)
-    said = [[is_stranger for number, _, is_stranger in found if documents[number] == one] for one in range(11)]
+    said = [[is_negative for number, _, is_negative in found if documents[number] == one] for one in range(11)]
     assert [len(answers) for answers in said] == [12000, *[60] * 10]
     for answers in said:
         assert None not in answers
         assert within(answers.count(True), len(answers), 0.5)
-    assert all(documents[other] != documents[number] for number, other, is_stranger in found if is_stranger)
+    assert all(documents[other] != documents[number] for number, other, is_negative in found if is_negative)
 
 
 def test_where_the_first_text_ends_and_the_second_begins_tells_nothing() -> None:
     """Most of these sentences are broken, but never between two texts: there, one ends and another begins."""
     store = random_store(300, 8, 40)
-    negatives = strangers_of(store, 30)
+    negatives = negatives_of(store, 30)
     a, b, begins = negatives.examples.a_N2, negatives.examples.b_N2, set(store.starts_R.tolist())
     assert sum(begin not in begins for begin in a[:, 0].tolist()) > 300
     found = drawn(negatives, 2)
-    assert min(sum(is_stranger is answer for *_, is_stranger in found) for answer in (False, True)) > 100
+    assert min(sum(is_negative is answer for *_, is_negative in found) for answer in (False, True)) > 100
     assert {int(store.tokens[a[number, 1] - 1]) for number, *_ in found} == {1}
     assert {int(b[other, 0]) for _, other, _ in found} <= begins
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
-def test_a_stranger_never_reads_like_the_next_text(copies: int) -> None:
-    """Short texts of three words are alike by chance; those of a document that is there twice are always."""
+def test_a_negative_never_equals_the_next_text(copies: int) -> None:
+    """Short texts over three tokens are often equal; those of a document that is there twice always are."""
     dice = np.random.Generator(np.random.PCG64(5))
     once = [[dice.integers(1, 4, dice.integers(1, 4)).tolist() for _ in range(3)] for _ in range(40)]
     store = store_of(once * copies)
-    negatives = strangers_of(store, 12)
+    negatives = negatives_of(store, 12)
     b = negatives.examples.b_N2
-    alike = 0
-    for number, other, is_stranger in drawn(negatives, 8):
+    equal = 0
+    for number, other, is_negative in drawn(negatives, 8):
         mine, theirs = store.tokens[slice(*b[number])].tolist(), store.tokens[slice(*b[other])].tolist()
-        assert bool(is_stranger) == (mine != theirs)
-        alike += not is_stranger
-    assert alike > 100
+        assert bool(is_negative) == (mine != theirs)
+        equal += not is_negative
+    assert equal > 100
 
 
-def test_two_copies_of_one_document_have_no_stranger_between_them() -> None:
-    negatives = strangers_of(store_of([[[5, 6], [7, 8]]] * 2), 10)
+def test_two_copies_of_one_document_have_no_negatives() -> None:
+    negatives = negatives_of(store_of([[[5, 6], [7, 8]]] * 2), 10)
     found = drawn(negatives, 40)
     assert [(number, other) for number, other, _ in found] == [(n, n) for _ in range(40) for n in (0, 1)]
-    assert {is_stranger for *_, is_stranger in found} == {None}
+    assert {is_negative for *_, is_negative in found} == {None}
 
 
-def test_a_length_that_only_one_document_has_is_not_judged() -> None:
+def test_a_length_that_only_one_document_has_is_not_predicted() -> None:
     """Eight second texts of 9 tokens, all of document 0; those of 3 are of others."""
-    negatives = strangers_of(of_lengths([[3, 9] * 8, *[[9, 3]] * 8]), 12)
+    negatives = negatives_of(of_lengths([[3, 9] * 8, *[[9, 3]] * 8]), 12)
     documents = negatives.examples.rows_N
-    answers = {is_stranger for number, _, is_stranger in drawn(negatives, 20) if documents[number] == 0}
-    others = {is_stranger for number, _, is_stranger in drawn(negatives, 20) if documents[number] > 0}
+    answers = {is_negative for number, _, is_negative in drawn(negatives, 20) if documents[number] == 0}
+    others = {is_negative for number, _, is_negative in drawn(negatives, 20) if documents[number] > 0}
     assert (answers, others) == ({None}, {False, True})
-    assert all(other == number for number, other, is_stranger in drawn(negatives, 20) if is_stranger is None)
+    assert all(other == number for number, other, is_negative in drawn(negatives, 20) if is_negative is None)
 
 
-def test_one_document_has_no_strangers() -> None:
-    found = drawn(strangers_of(random_store(1, 400, 4), 12), 10)
+def test_one_document_has_no_negatives() -> None:
+    found = drawn(negatives_of(random_store(1, 400, 4), 12), 10)
     assert len(found) > 500
-    assert {is_stranger for *_, is_stranger in found} == {None}
+    assert {is_negative for *_, is_negative in found} == {None}
 
 
 def test_second_texts_are_alike_whichever_the_answer() -> None:
-    """Long ones, of which many are cut: by length, by where they begin, by how they end."""
+    """Long ones, of which many are truncated: by length, by where they begin, by how they end."""
     store = random_store(3000, 12, 20)
-    negatives = strangers_of(store, 140)
+    negatives = negatives_of(store, 140)
     examples, found = negatives.examples, drawn(negatives, 1)
     b, lengths = examples.b_N2, second_lengths(examples)
     ends_whole = store.tokens[b[:, 1] - 1] == 1
-    two = [np.array([other for _, other, is_stranger in found if is_stranger == answer]) for answer in (False, True)]
+    two = [np.array([other for _, other, is_negative in found if is_negative == answer]) for answer in (False, True)]
     assert min(len(chosen) for chosen in two) > 1000
-    assert 0.2 < ends_whole[two[0]].mean() < 0.95  # some are cut, some are not
+    assert 0.2 < ends_whole[two[0]].mean() < 0.95  # some are truncated, some are not
     for values in (lengths, ends_whole, store.tokens[b[:, 0]]):
         one, other = (values[chosen].astype(np.float64) for chosen in two)
         spread = (one.var() / len(one) + other.var() / len(other)) ** 0.5
@@ -266,19 +266,19 @@ def test_second_texts_are_alike_whichever_the_answer() -> None:
 
 
 def test_every_second_text_of_a_length_is_drawn_equally_often() -> None:
-    negatives = strangers_of(of_lengths([[2, 3]] * 20), 10)
+    negatives = negatives_of(of_lengths([[2, 3]] * 20), 10)
     counts = np.zeros(20)
-    for _, other, is_stranger in drawn(negatives, 400):
-        counts[other] += is_stranger is True
+    for _, other, is_negative in drawn(negatives, 400):
+        counts[other] += is_negative is True
     assert within(counts.sum(), 8000, 0.5)
     assert all(within(count, int(counts.sum()), 1 / 20) for count in counts)
 
 
 def test_epochs_and_seeds_draw_others_and_the_same_key_draws_the_same() -> None:
     store = random_store(200, 4, 6)
-    one, again, foreign = strangers_of(store, 20), strangers_of(store, 20), strangers_of(store, 20, seed=8)
+    one, again, foreign = negatives_of(store, 20), negatives_of(store, 20), negatives_of(store, 20, seed=8)
     numbers = one.members_M.tolist()
     first, second = ([one.second(n, epoch) for n in numbers] for epoch in (0, 1))
     assert [again.second(n, 0) for n in numbers] == first
     assert sum(x[1] != y[1] for x, y in zip(first, second, strict=True)) > len(numbers) / 4
-    assert foreign.examples.a_N2.tolist() != one.examples.a_N2.tolist()  # parted elsewhere
+    assert foreign.examples.a_N2.tolist() != one.examples.a_N2.tolist()  # split elsewhere

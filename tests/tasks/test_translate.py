@@ -7,16 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from qkv.tasks.translations import Translations
+import tokenizers
+from tokenizers import models, processors
 
+from qkv.config.recipe import Recipe
 from qkv.corpus.files import aligned
 from qkv.data.sampler import BatchSampler
 from qkv.data.store import Store
 from qkv.schema import UserError
-from qkv.tokenizer.tokenizer import Template
+from qkv.tasks.translate import TranslationDataset, translation_dataset
+from qkv.tokenizer.tokenizer import Tokenizer
 
-END = 3
-FRAME = Template((), (), (END,), 0)
+END, TARGET_END, TARGET_PAD = 3, 4, 7
 
 
 def store_of(pairs: list[tuple[list[int], list[int]]]) -> Store:
@@ -26,38 +28,50 @@ def store_of(pairs: list[tuple[list[int], list[int]]]) -> Store:
     return Store(tokens, edges[::2], edges[1::2], np.full(len(pairs), -1, np.int32), True)
 
 
-def made(pairs: list[tuple[list[int], list[int]]], longest: int = 99) -> Translations:
-    return Translations.of(store_of(pairs), longest, FRAME, start=7, end=END, pad=0, target_pad=7)
+def tokenizer(pad: int, end: int) -> Tokenizer:
+    """Two special tokens with these ids; an end token after a text."""
+    inner = tokenizers.Tokenizer(models.WordLevel({"[PAD]": pad, "[SEP]": end, "a": 9}, unk_token="a"))
+    inner.add_special_tokens(["[PAD]", "[SEP]"])
+    inner.post_processor = processors.TemplateProcessing(single="$A [SEP]", special_tokens=[("[SEP]", end)])
+    return Tokenizer(inner)
+
+
+def dataset_of(pairs: list[tuple[list[int], list[int]]], longest: int = 99) -> TranslationDataset:
+    table = {"task": "translate", "data": {"length": longest}, "model": {"family": "encoder-decoder"}}
+    source, target = tokenizer(0, END), tokenizer(TARGET_PAD, TARGET_END)
+    return translation_dataset(Recipe.read(table), store_of(pairs), source, target)
 
 
 def test_a_batch_of_pairs() -> None:
-    translations = made([([11, 12], [21]), ([13], [22, 23, 24])])
-    assert translations.lengths().tolist() == [[2, 3], [4, 2]]
-    batch = translations.collate(np.array([0, 1]))
+    """A target begins with the padding token of its own tokenizer, as Marian's do, and ends with its end token."""
+    dataset = dataset_of([([11, 12], [21]), ([13], [22, 23, 24])])
+    assert dataset.lengths_N2.tolist() == [[2, 3], [4, 2]]
+    batch = dataset.collate(np.array([0, 1]), 0)
     assert batch.source_BS is not None
     assert batch.source_BS.tolist() == [[11, 12, END], [13, END, 0]]
     assert batch.source_keep_BS is not None
     assert batch.source_keep_BS.tolist() == [[True, True, True], [True, True, False]]
-    assert batch.tokens_BL.tolist() == [[7, 21, 7, 7], [7, 22, 23, 24]]
-    assert batch.targets_N.tolist() == [21, END, 22, 23, 24, END]
+    assert batch.tokens_BL.tolist() == [[TARGET_PAD, 21, TARGET_PAD, TARGET_PAD], [TARGET_PAD, 22, 23, 24]]
+    assert batch.targets_N.tolist() == [21, TARGET_END, 22, 23, 24, TARGET_END]
     assert batch.positions_N is not None
     assert batch.positions_N.tolist() == [0, 1, 4, 5, 6, 7]
-    assert batch.counts == {"word": 6.0}
+    assert batch.counts == {"token": 6.0}
     assert batch.real_tokens == 11
-    alone = translations.collate(np.array([1]))
+    alone = dataset.collate(np.array([1]), 0)
     assert alone.keep_BL is None
     assert alone.source_keep_BS is None
     assert alone.positions_N is None
 
 
-@pytest.mark.parametrize(("longest", "kept"), [(3, [0]), (4, [0, 1]), (5, [0, 1, 2]), (2, [])])
+@pytest.mark.parametrize(("longest", "kept"), [(5, [0]), (6, [0, 1]), (7, [0, 1, 2]), (4, [])])
 def test_a_pair_with_a_side_too_long_is_left_out_whole(longest: int, kept: list[int]) -> None:
-    translations = made([([11, 12], [21]), ([13], [22, 23, 24]), ([11] * 4, [21])], longest)
-    assert translations.rows_N.tolist() == kept
-    assert translations.too_long == 3 - len(kept)
+    """The longer sides have 5, 6 and 7 tokens, the end token included."""
+    dataset = dataset_of([([11] * 4, [21]), ([13], [22] * 5), ([11] * 6, [21])], longest)
+    assert dataset.rows_N.tolist() == kept
+    assert (len(dataset), dataset.too_long) == (len(kept), 3 - len(kept))
 
 
-def test_batches_of_pairs_hold_every_pair_once_within_the_budget_and_waste_little() -> None:
+def test_batches_of_pairs_have_every_pair_once_within_the_budget_and_waste_little() -> None:
     noise = np.random.default_rng(5)
     target = noise.integers(2, 60, 4000)
     lengths = np.stack([target, np.maximum(2, target + noise.integers(-8, 9, 4000))], 1)

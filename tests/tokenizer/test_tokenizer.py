@@ -1,4 +1,5 @@
-"""Text to ids and back: five kinds of tokenizer, learnt alike each time; foreign ones; frames, spans, absurd input."""
+"""Text to ids and back: five kinds of tokenizer, trained alike each time; foreign ones; templates, truncation, spans,
+threads, absurd input."""
 
 from __future__ import annotations
 
@@ -9,19 +10,28 @@ import string
 import subprocess
 import sys
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise, product
 from pathlib import Path
+from threading import Barrier
+from typing import Any, cast
 
+import numpy as np
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from qkv.config.recipe import ModelConfig, Truncation
+from qkv.model import build_model
+from qkv.predict.prediction import InputOptions
+from qkv.predict.predictor import Predictor
 from qkv.schema import UserError
 from qkv.tokenizer import tokenizer as room
-from qkv.tokenizer.tokenizer import Template, Tokenizer
+from qkv.tokenizer.tokenizer import Template, Tokenizer, longest_first
 from qkv.tokenizer.train import KINDS, SPECIALS, train_tokenizer
 
 TEXTS = [
@@ -58,10 +68,10 @@ MADE = {kind: trained(kind) for kind in KINDS}
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_has_the_same_special_tokens_and_no_more_ids_than_asked_for(kind: str) -> None:
     made = MADE[kind]
-    assert [made.inner.id_to_token(n) for n in range(5)] == list(SPECIALS)
+    assert [made._inner.id_to_token(n) for n in range(5)] == list(SPECIALS)
     assert (made.pad, made.unknown, made.mask) == (0, 1, "[MASK]")
     assert made.size <= 400
-    assert sorted(made.inner.get_vocab().values()) == list(range(made.size))
+    assert sorted(made._inner.get_vocab().values()) == list(range(made.size))
     assert made.template(pair=False) == Template((2,), (), (3,), 0)
     assert made.template(pair=True) == Template((2,), (3,), (3,), 1)
 
@@ -111,7 +121,7 @@ def test_unigram_takes_the_most_probable_cut() -> None:
     scores: dict[str, float] = dict(json.loads(made.to_json())["model"]["vocab"])
     for word in ("▁unbelievably", "▁played", "▁musicfilms", "better"):
         best = max(sum(scores.get(piece, -1e9) for piece in cut) for cut in cuts(word))
-        found = [token.value for token in made.inner.model.tokenize(word)]
+        found = [token.value for token in made._inner.model.tokenize(word)]
         assert sum(scores[piece] for piece in found) == pytest.approx(best)
 
 
@@ -135,7 +145,7 @@ def test_characters_keeps_the_most_frequent() -> None:
     made = train_tokenizer(
         ["aaaa bbb" + string.punctuation + "ccc dd"], kind="characters", vocab_size=16, lowercase=False
     )
-    assert [made.inner.id_to_token(n) for n in range(5, 9)] == ["a", "b", "c", " "]
+    assert [made._inner.id_to_token(n) for n in range(5, 9)] == ["a", "b", "c", " "]
     assert made.size == 16
 
 
@@ -187,11 +197,11 @@ def test_unigram_drops_what_is_missed_least() -> None:
 def test_pieces_are_pieces_of_words_and_leave_half_of_the_room_to_themselves() -> None:
     together = " ".join(TEXTS)
     for kind in ("wordpiece", "unigram"):
-        pieces = [token for token in trained(kind, 100).inner.get_vocab() if token not in SPECIALS]
+        pieces = [token for token in trained(kind, 100)._inner.get_vocab() if token not in SPECIALS]
         bodies = [piece.removeprefix("##").replace("▁", " ") for piece in pieces]
         assert all(body in f" {together}" for body in bodies)
         assert sum(len(body) == 1 for body in bodies) <= 48
-    inside = [token for token in MADE["wordpiece"].inner.get_vocab() if token.startswith("##") and len(token) > 4]
+    inside = [token for token in MADE["wordpiece"]._inner.get_vocab() if token.startswith("##") and len(token) > 4]
     assert inside
     assert all(any(token[2:] in word[1:] for word in together.split()) for token in inside)
 
@@ -267,13 +277,13 @@ def test_words_of_absurd_length(kind: str, letters: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_word_is_learnt_or_read_longer_than_the_limit(kind: str) -> None:
     """What a trainer or a model gets in one piece: its time grows faster than the length."""
-    inner = MADE[kind].inner
+    inner = MADE[kind]._inner
     for text in ("a" * 1000, "!" * 1000, " " * 1000, "7" * 1000, "中" * 1000, "\n" * 1000):
         words = inner.pre_tokenizer.pre_tokenize_str(text)
         assert kind == "wordpiece" or max(len(w) for w, _ in words) <= 4 * 65
     learnt = train_tokenizer(["a" * 5000], kind=kind, vocab_size=400, lowercase=False)
     longest = {"wordpiece": len("##") + 64, "bpe": 64, "unigram": 16}.get(kind, len("[MASK]"))
-    assert max(len(token) for token in learnt.inner.get_vocab()) <= longest
+    assert max(len(token) for token in learnt._inner.get_vocab()) <= longest
 
 
 def test_a_text_of_many_parts_is_read_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,13 +291,15 @@ def test_a_text_of_many_parts_is_read_as_one(monkeypatch: pytest.MonkeyPatch) ->
     whole = {kind: MADE[kind].ids(texts) for kind in ("wordpiece", "bpe", "unigram", "bytes")}
     sizes: list[int] = []
     monkeypatch.setattr(room, "PART", 100)
-    encoded = Tokenizer._encoded
+    encode_batch = room._encode_batch
 
-    def counted(self: Tokenizer, some: list[str], *, around: bool = True) -> list[tokenizers.Encoding]:
+    def counted(
+        inner: tokenizers.Tokenizer, some: list[str], *, special_tokens: bool = True
+    ) -> list[tokenizers.Encoding]:
         sizes.append(sum(map(len, some)))
-        return encoded(self, some, around=around)
+        return encode_batch(inner, some, special_tokens=special_tokens)
 
-    monkeypatch.setattr(Tokenizer, "_encoded", counted)
+    monkeypatch.setattr(room, "_encode_batch", counted)
     for kind, ids in whole.items():
         parts = MADE[kind].ids(texts)
         assert parts[:-1] == ids[:-1], kind
@@ -295,7 +307,7 @@ def test_a_text_of_many_parts_is_read_as_one(monkeypatch: pytest.MonkeyPatch) ->
     assert parts[-1] == ids[-1]  # no blank to cut at; bytes do not mind
 
 
-# ------------------------------------------------------------------------------------------------- frames and cutting
+# -------------------------------------------------------------------------------------------- templates and truncation
 
 
 def foreign(name: str) -> Tokenizer:
@@ -322,7 +334,7 @@ def foreign(name: str) -> Tokenizer:
     return Tokenizer(inner)
 
 
-FRAMES = {
+TEMPLATES = {
     "bert": (Template((8,), (), (9,), 0), Template((8,), (9,), (9,), 1)),
     "roberta": (Template((0,), (), (1,), 0), Template((0,), (1, 1), (1,), 0)),
     "t5": (Template((), (), (1,), 0), Template((), (1,), (1,), 0)),
@@ -333,10 +345,10 @@ FRAMES = {
 }
 
 
-@pytest.mark.parametrize("name", FRAMES)
-def test_the_frame_of_a_foreign_tokenizer(name: str) -> None:
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_template_of_a_foreign_tokenizer(name: str) -> None:
     made = foreign(name)
-    assert (made.template(pair=False), made.template(pair=True)) == FRAMES[name]
+    assert (made.template(pair=False), made.template(pair=True)) == TEMPLATES[name]
     assert made.pad == 7
     assert made.unknown == (None if name == "no unknown" else 2)
 
@@ -358,14 +370,15 @@ def test_a_tokenizer_that_knows_nothing_or_turns_texts_round_is_a_sentence() -> 
         nothing.template(pair=False)
     assert (nothing.pad, nothing.unknown, nothing.mask) == (0, None, None)
     turned = foreign("bare")
-    turned.inner.post_processor = processors.TemplateProcessing(single="$A", pair="$B $A", special_tokens=[])
+    turned._inner.post_processor = processors.TemplateProcessing(single="$A", pair="$B $A", special_tokens=[])
     with pytest.raises(UserError, match="in their order"):
         turned.template(pair=True)
+    assert turned.template(pair=False) == Template((), (), (), 0)  # single texts are read all the same
 
 
-def framed(frame: Template, a: list[int], b: list[int] | None, limit: int, side: str) -> tuple[list[int], list[int]]:
+def framed(template: Template, a: list[int], b: list[int] | None, limit: int, side: str) -> tuple[list[int], list[int]]:
     """Ids and segments, put together by hand: the longer text gives way until both are alike, then by turns."""
-    space = limit - len(frame.before) - len(frame.between) - len(frame.after)
+    space = limit - len(template)
     size_a, size_b = len(a), len(b or [])
     while size_a + size_b > space:
         if size_a > size_b or (size_a == size_b and len(a) <= len(b or [])):
@@ -378,11 +391,11 @@ def framed(frame: Template, a: list[int], b: list[int] | None, limit: int, side:
 
     a = kept(a, size_a)
     if b is None:
-        ids = [*frame.before, *a, *frame.after]
+        ids = [*template.before, *a, *template.after]
         return ids, [0] * len(ids)
     b = kept(b, size_b)
-    first, second = [*frame.before, *a, *frame.between], [*b, *frame.after]
-    return first + second, [0] * len(first) + [frame.segment_b] * len(second)
+    first, second = [*template.before, *a, *template.between], [*b, *template.after]
+    return first + second, [0] * len(first) + [template.segment_b] * len(second)
 
 
 PAIRS = [
@@ -393,29 +406,160 @@ PAIRS = [
 
 @pytest.mark.parametrize("side", ["left", "right"])
 @pytest.mark.parametrize("limit", [7, 8, 9, 10, 13, 40])
-@pytest.mark.parametrize("name", [*FRAMES, *KINDS])
-def test_frame_and_ids_are_what_encode_gives(name: str, limit: int, side: str) -> None:
+@pytest.mark.parametrize("name", [*TEMPLATES, *KINDS])
+def test_template_and_ids_are_what_encode_gives(name: str, limit: int, side: str) -> None:
     made = MADE[name] if name in KINDS else foreign(name)
     singles = [text for pair in PAIRS for text in pair]
-    frame = made.template(pair=False)
+    template = made.template(pair=False)
     for text, one in zip(singles, made.encode(singles, limit, cut=side), strict=True):  # type: ignore[arg-type]
         (ids,) = made.ids([text])
-        assert (one.ids, one.segments) == framed(frame, ids, None, limit, side), text
-        assert one.truncated == (len(ids) + len(frame.before) + len(frame.after) > limit)
-    frame = made.template(pair=True)
+        assert (one.ids, one.segments) == framed(template, ids, None, limit, side), text
+        assert one.truncated == (len(ids) + len(template) > limit)
+    template = made.template(pair=True)
     for pair, one in zip(PAIRS, made.encode(PAIRS, limit, cut=side), strict=True):  # type: ignore[arg-type]
         a, b = made.ids(pair)
-        assert (one.ids, one.segments) == framed(frame, a, b, limit, side), pair
+        assert (one.ids, one.segments) == framed(template, a, b, limit, side), pair
         assert len(one.ids) <= limit
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 40))
+def test_longest_first_fills_the_room_and_truncates_the_longer(a: int, b: int, space: int) -> None:
+    first, second = (int(kept[0]) for kept in longest_first(np.array([a]), np.array([b]), space))
+    assert first + second == min(space, a + b)
+    assert 0 <= first <= a
+    assert 0 <= second <= b
+    shorter, kept = (a, first) if a < b else (b, second)
+    assert kept == min(shorter, max(kept, space // 2))  # the shorter one loses nothing before it has half of the space
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "space", "expected"),
+    [(9, 2, 6, (4, 2)), (2, 9, 6, (2, 4)), (9, 9, 7, (3, 4)), (9, 8, 7, (4, 3)), (0, 9, 5, (0, 5)), (3, 3, 6, (3, 3))],
+)
+def test_longest_first_by_hand(a: int, b: int, space: int, expected: tuple[int, int]) -> None:
+    first, second = longest_first(np.array([a]), np.array([b]), space)
+    assert (int(first[0]), int(second[0])) == expected
+
+
+def without_post_processor() -> Tokenizer:
+    """A trained tokenizer that adds no special tokens, as many decoders have it."""
+    inner = tokenizers.Tokenizer.from_str(MADE["wordpiece"].to_json())
+    inner.post_processor = None
+    return Tokenizer(inner)
+
+
+WITH_SPECIALS = [
+    "the [MASK] was good", "[SEP] film [MASK][CLS] x[SEP] played again and again", "", "b", "the cats",
+    "The film was unbelievably good, and the film's music was better.", "[PAD]", "Der Käse war gut. " * 3,
+]  # fmt: skip
+WITH_SPECIALS_PAIRS = [(a, b) for a in WITH_SPECIALS for b in WITH_SPECIALS]
+
+
+def by_the_library(
+    made: Tokenizer, texts: list[room.Input], limit: int, side: str, literal: bool
+) -> list[tuple[list[int], list[int]]]:
+    """Ids and type ids as the library itself truncates, by a copy whose settings may be changed."""
+    inner = tokenizers.Tokenizer.from_str(made.to_json())
+    inner.encode_special_tokens = literal
+    inner.enable_truncation(limit, direction=side)
+    return [(one.ids, one.type_ids) for one in inner.encode_batch_fast(texts)]
+
+
+@pytest.mark.parametrize("literal", [False, True])
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("texts", [WITH_SPECIALS, WITH_SPECIALS_PAIRS], ids=["singles", "pairs"])
+@pytest.mark.parametrize("name", ["wordpiece", "bpe", "none", "bert", "roberta", "t5", "llama", "many", "bare"])
+def test_truncation_is_that_of_the_library(name: str, texts: list[room.Input], side: room.Side, literal: bool) -> None:
+    made = MADE[name] if name in KINDS else without_post_processor() if name == "none" else foreign(name)
+    least = 1 + len(made.template(pair=not isinstance(texts[0], str)))
+    truncated = 0
+    for limit in (least, least + 1, least + 2, least + 5, least + 12):
+        found = made.encode(texts, limit, cut=side, literal=literal)
+        assert [(one.ids, one.segments) for one in found] == by_the_library(made, texts, limit, side, literal)
+        whole = made.encode(texts, literal=literal)
+        assert [one.truncated for one in found] == [len(one.ids) > limit for one in whole]
+        truncated += sum(one.truncated for one in found)
+    assert truncated > 10
+
+
+@pytest.mark.parametrize("literal", [False, True])
+@pytest.mark.parametrize("name", ["wordpiece", "bpe", "none"])
+def test_spans_of_a_truncated_text_are_those_of_the_library(name: str, literal: bool) -> None:
+    made = without_post_processor() if name == "none" else MADE[name]
+    for text in WITH_SPECIALS:
+        for limit in (3, 5, 9):
+            inner = tokenizers.Tokenizer.from_str(made.to_json())
+            inner.encode_special_tokens = literal
+            inner.enable_truncation(limit)
+            assert made.spans(text, limit, literal=literal) == inner.encode(text).offsets
+
+
+def test_many_threads_encode_as_one_does() -> None:
+    """Each thread has its own side, limit and reading of special tokens, and gets what it would get alone."""
+    jobs: list[tuple[int | None, room.Side, bool]] = [
+        (limit, side, literal) for limit in (None, 4, 7, 12) for side in ("left", "right") for literal in (False, True)
+    ]
+    texts: list[room.Input] = [*WITH_SPECIALS, *WITH_SPECIALS_PAIRS]
+
+    def encode(made: Tokenizer, job: tuple[int | None, room.Side, bool]) -> list[room.Encoded]:
+        limit, side, literal = job
+        return made.encode(texts, limit, cut=side, literal=literal)
+
+    alone = [encode(MADE["wordpiece"], job) for job in jobs]
+    ids = MADE["wordpiece"].ids(WITH_SPECIALS)
+    shared, start = trained("wordpiece"), Barrier(4)  # a new one: what it makes when first asked is made by all at once
+
+    def work(number: int) -> bool:
+        start.wait()
+        order = [(number + k) % len(jobs) for k in range(len(jobs))] * 3
+        return all(encode(shared, jobs[k]) == alone[k] and shared.ids(WITH_SPECIALS) == ids for k in order)
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [True] * 4
+
+
+class Spied:
+    """The library's tokenizer, and how often each of its methods was looked up."""
+
+    def __init__(self, inner: tokenizers.Tokenizer) -> None:
+        self._inner, self.asked = inner, Counter[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        self.asked[name] += 1
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("truncation", ["head", "head+tail", "windows"])
+def test_predicting_does_not_copy_the_vocabulary(truncation: Truncation) -> None:
+    """It may have 250,000 tokens: it is looked through for the first prediction, and not for each."""
+    made = trained("wordpiece")
+    spied = [Spied(made._inner), Spied(made._literal)]
+    made._inner, made._literal = (cast(tokenizers.Tokenizer, one) for one in spied)
+    config = ModelConfig.read(
+        {"vocabulary": made.size, "width": 8, "heads": 2, "layers": 1, "feedforward": 8, "head": "classification",
+         "classes": 2, "context": 16}
+    )  # fmt: skip
+    options = InputOptions(length=8, truncation=truncation, literal=True)
+    predictor = Predictor(build_model(config, seed=1), config, made, labels=("bad", "good"), input_options=options)
+    first = predictor.predict(TEXTS)
+    for one in spied:
+        one.asked.clear()
+    for _ in range(3):
+        assert predictor.predict(TEXTS) == first
+        predictor.embed(["the film"])
+    assert sum(one.asked["get_vocab"] for one in spied) == 0
+    assert sum(one.asked["encode_batch_fast"] for one in spied) == 6  # the spies were asked
 
 
 def test_no_room_is_a_sentence_and_leaves_nothing_behind() -> None:
     made = MADE["wordpiece"]
     for texts, limit in (["the film"], 2), ([("the film", "the cats")], 3):
-        with pytest.raises(UserError, match=f"{limit} tokens have no room"):
+        with pytest.raises(
+            UserError, match=f"^a limit of {limit} tokens leaves no room for text beside the special tokens$"
+        ):
             made.encode(texts, limit)
     assert not made.encode(["the film was good"])[0].truncated
-    assert made.inner.truncation is None
+    assert made._inner.truncation is made._literal.truncation is None
     assert len(made.encode(["the film was good", ("the", "film was good")], 4)[1].ids) == 4
 
 
@@ -498,7 +642,7 @@ def test_transformers_reads_wordpiece_as_bert(tmp_path: Path, lowercase: bool) -
     made = trained("wordpiece", lowercase=lowercase)
     path = tmp_path / "tokenizer.json"
     path.write_text(made.to_json(), encoding="utf-8")
-    vocabulary = sorted(made.inner.get_vocab().items(), key=lambda one: one[1])
+    vocabulary = sorted(made._inner.get_vocab().items(), key=lambda one: one[1])
     (tmp_path / "vocab.txt").write_text("".join(f"{token}\n" for token, _ in vocabulary), encoding="utf-8")
     readers = [
         transformers.PreTrainedTokenizerFast(tokenizer_file=str(path), pad_token="[PAD]"),
@@ -514,7 +658,7 @@ def test_transformers_reads_wordpiece_as_bert(tmp_path: Path, lowercase: bool) -
 
 def test_bert_has_this_very_normaliser() -> None:
     """The parts of the file are BERT's own, so that every reader of such files knows them."""
-    inner = trained("wordpiece", lowercase=True).inner
+    inner = trained("wordpiece", lowercase=True)._inner
     assert isinstance(inner.normalizer, normalizers.BertNormalizer)
     assert isinstance(inner.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
     assert isinstance(inner.model, models.WordPiece)

@@ -10,29 +10,40 @@ import numpy as np
 import pytest
 import tokenizers
 import torch
-from qkv.tasks.evaluate import Validation, evaluate
-from qkv.tasks.material import Material, Texts, text_dataset
-from qkv.tasks.objectives import classify, label_scores
 from torch import Tensor
 
-from qkv import metrics
+from qkv import calibration, metrics
 from qkv.config.recipe import Recipe
+from qkv.data.prepare import Prepared
 from qkv.data.store import Store
 from qkv.model import build_model
 from qkv.model.dropout import seed_dropout
 from qkv.schema import UserError
+from qkv.tasks import TASKS
+from qkv.tasks.task import EVALUATION, Dataset, Validation
+from qkv.tasks.texts import LabelBatch, TextDataset, batch_logits, text_dataset
 from qkv.tokenizer.tokenizer import Tokenizer
 from qkv.tokenizer.train import train_tokenizer
-from qkv.train.loop import Report, TrainState, _judge, new_state, train
+from qkv.training.loop import Report, TrainState, _is_best, batches_of, new_state, train, validate
 
+CLASSIFY = TASKS["classify"]
 LETTERS = "abcdefghijk"
 TOKENIZER = train_tokenizer([LETTERS], kind="characters", vocab_size=20, lowercase=True)
 Rows = list[tuple[str, int]]
 
 
-def texts(material: Material) -> Texts:
-    assert isinstance(material, Texts)
-    return material
+def texts(dataset: Dataset) -> TextDataset:
+    assert isinstance(dataset, TextDataset)
+    return dataset
+
+
+def one_example(state: TrainState, number: int) -> LabelBatch:
+    return texts(state.train).collate(np.array([number]), EVALUATION)
+
+
+def tokens_of(state: TrainState, step: int) -> list[list[list[int]]]:
+    """Of each micro-batch of a step."""
+    return [batch.tokens_BL.tolist() for batch in batches_of(state, step)]
 
 
 def store_of(rows: Rows) -> Store:
@@ -61,11 +72,16 @@ def recipe(data: dict[str, Any] | None = None, model: dict[str, Any] | None = No
     return Recipe.read({"data": {"length": 64, **(data or {})}, "model": {**small, **(model or {})}, "train": train})
 
 
-def learner_of(choices: Recipe, rows: Rows, held: Rows | None = None, *, double: bool = False) -> TrainState:
-    classes = choices.model.classes
+def prepared(choices: Recipe, rows: Rows, held_out: Rows) -> Prepared:
+    labels = tuple(str(number) for number in range(choices.model.classes))
+    train, validation = store_of(rows), store_of(held_out)
+    return Prepared(TOKENIZER, None, labels, train, validation, counts={}, text_bytes={}, notes=[], data_hash="")
+
+
+def state_of(choices: Recipe, rows: Rows, held_out: Rows | None = None, *, double: bool = False) -> TrainState:
     model = build_model(choices.model, seed=choices.seed, dropout=choices.train.dropout)
-    parts = [text_dataset(choices, store_of(some), TOKENIZER, classes, None) for some in (rows, held or [])]
-    return new_state(model.double() if double else model, choices, *parts)
+    datasets = CLASSIFY.datasets(choices, prepared(choices, rows, held_out or []))
+    return new_state(model.double() if double else model, choices, CLASSIFY, *datasets)
 
 
 def weights(state: TrainState) -> dict[str, Tensor]:
@@ -84,14 +100,14 @@ def gradients(state: TrainState) -> Tensor:
 
 
 @pytest.mark.parametrize("balance", ["none", "weights"])
-def test_a_step_is_the_same_in_any_number_of_pieces(balance: str) -> None:
+def test_a_step_is_the_same_in_any_number_of_micro_batches(balance: str) -> None:
     """8x1, 4x2 and 2x4 of ragged lengths and unequal weights give the gradient of the whole, and the same weights."""
     rows = [(LETTERS[:n], int(n > 6)) for n in (1, 2, 3, 4, 6, 7, 9, 11)]
     found = []
     for pieces in (1, 2, 3, 4, 8, 100):
         choices = recipe({"balance": balance}, batch_tokens=8 * 13, micro_batches=pieces, clip=0.0, steps=3)
-        state = learner_of(choices, rows, double=True)
-        assert len(state.train.step(0)[1]) == min(pieces, 8)
+        state = state_of(choices, rows, double=True)
+        assert len(batches_of(state, 0)) == min(pieces, 8)
         losses = [report.line["loss"] for report in train(state) if report.line]
         found.append((gradients(state), weights(state), losses))
     assert found[0][0].norm() > 0.01
@@ -106,17 +122,16 @@ def test_the_gradient_is_that_of_the_weighted_mean_by_hand() -> None:
     """Labels 0, 0, 0, 1 with balance: a 0 counts 4 / (2 x 3), a 1 counts 4 / (2 x 1)."""
     rows = [("bc", 0), ("bcdef", 0), ("cde", 0), ("abcd", 1)]
     choices = recipe({"balance": "weights"}, batch_tokens=64, micro_batches=2, clip=0.0, steps=1, label_smoothing=0.2)
-    state = learner_of(choices, rows, double=True)
-    assert texts(state.train).weights_C.tolist() == pytest.approx([4 / 6, 4 / 2])
-    model = state.model
+    state = state_of(choices, rows, double=True)
+    weights_R = texts(state.train).weights_R
+    assert weights_R.tolist() == pytest.approx([4 / 6, 4 / 6, 4 / 6, 4 / 2])
     total = torch.zeros((), dtype=torch.float64)
     for number, (_, label) in enumerate(rows):
-        scores = label_scores(model, texts(state.train).collate(np.array([number])))[0]
-        logs = scores - scores.logsumexp(0)
+        logits = batch_logits(state.model, one_example(state, number))[0]
+        logs = logits - logits.logsumexp(0)
         loss = -(0.9 * logs[label] + 0.1 * logs[1 - label])  # smoothing 0.2 over two labels
-        total = total + float(texts(state.train).weights_C[label]) * loss
-    count = float(texts(state.train).weights_C[0]) * 3 + float(texts(state.train).weights_C[1])
-    total = total / count
+        total = total + float(weights_R[number]) * loss
+    total = total / sum(weights_R.tolist())
     total.backward()
     expected = gradients(state)
     (report,) = train(state)
@@ -127,11 +142,11 @@ def test_the_gradient_is_that_of_the_weighted_mean_by_hand() -> None:
 
 def test_every_label_counts_alike_also_where_texts_are_read_in_windows() -> None:
     rows = [("abcdefghijk" * 4, 0), ("bc", 1), ("cd", 1)]
-    material = learner_of(recipe({"balance": "weights", "truncation": "windows", "length": 12}), rows).train
-    assert isinstance(material, Texts)
-    labels = material.store.labels_R[material.examples.rows_N]
+    dataset = texts(state_of(recipe({"balance": "weights", "truncation": "windows", "length": 12}), rows).train)
+    rows_N = dataset.examples.rows_N
+    labels = dataset.labels_R[rows_N]
     assert np.count_nonzero(labels == 0) > 4
-    shares = [float(material.weights_C[labels[labels == label]].sum()) for label in (0, 1)]
+    shares = [float(dataset.weights_R[rows_N[labels == label]].sum()) for label in (0, 1)]
     assert shares[0] == pytest.approx(shares[1])
     assert sum(shares) == pytest.approx(len(labels))
 
@@ -140,12 +155,10 @@ def test_a_reported_loss_is_a_mean_over_examples_not_over_batches() -> None:
     """Three batches of different sizes, a learning rate that moves nothing: the mean over all seven examples."""
     rows = labelled(["ab", "bc", "cd", "de", "abcdefgh", "abcdefghi", "bcdefghijk"])
     choices = recipe(batch_tokens=24, learning_rate=1e-30, weight_decay=0.0, epochs=1, report_every=1000)
-    state = learner_of(choices, rows, double=True)
+    state = state_of(choices, rows, double=True)
     sizes = [len(state.train.sampler.batch(n)[1]) for n in range(state.steps)]
     assert len(set(sizes)) > 1
-    parts = [
-        classify(state.model, texts(state.train).collate(np.array([n])), smoothing=0.0)["labels"] for n in range(7)
-    ]
+    parts = [CLASSIFY.loss(state.model, one_example(state, n), choices)["labels"] for n in range(7)]
     lines = [report.line for report in train(state) if report.line]
     assert len(lines) == 1
     assert lines[0]["loss"] == pytest.approx(sum(part.item() for part in parts) / 7, abs=1e-12)
@@ -154,7 +167,7 @@ def test_a_reported_loss_is_a_mean_over_examples_not_over_batches() -> None:
 def test_the_norm_of_the_gradient_is_clipped_for_the_whole_step() -> None:
     rows = labelled(words(8, seed=1))
     free, clipped = (
-        learner_of(recipe(batch_tokens=8 * 13, micro_batches=4, clip=clip, steps=1), rows, double=True)
+        state_of(recipe(batch_tokens=8 * 13, micro_batches=4, clip=clip, steps=1), rows, double=True)
         for clip in (0.0, 0.01)
     )
     for state in (free, clipped):
@@ -164,29 +177,28 @@ def test_the_norm_of_the_gradient_is_clipped_for_the_whole_step() -> None:
     torch.testing.assert_close(gradients(clipped), gradients(free) * (0.01 / length), rtol=1e-4, atol=1e-12)
 
 
-def test_dropout_is_another_in_every_step_and_every_piece() -> None:
-    """Two equal texts, one in each piece, and a learning rate that moves nothing: only dropout makes a difference."""
+def test_dropout_is_another_in_every_step_and_every_micro_batch() -> None:
+    """Two equal texts, one in each micro-batch, and a learning rate that moves nothing: only dropout differs."""
     choices = recipe(steps=3, batch_tokens=16, micro_batches=2, dropout=0.5, learning_rate=1e-30, report_every=1)
-    state = learner_of(choices, [("abcdef", 1), ("abcdef", 1)])
+    state = state_of(choices, [("abcdef", 1), ("abcdef", 1)])
     by_hand = np.zeros((3, 2))
     state.model.train()
     for step, piece in np.ndindex(3, 2):
         seed_dropout(choices.seed, step, piece)
-        batch = texts(state.train).step(step)[1][piece]
-        by_hand[step, piece] = classify(state.model, batch, smoothing=0.0)["labels"].item()
+        batch = batches_of(state, step)[piece]
+        by_hand[step, piece] = CLASSIFY.loss(state.model, batch, choices)["labels"].item()
     assert len(set(by_hand.flatten().tolist())) == 6
     losses = [report.line["loss"] for report in train(state) if report.line]
     assert losses == pytest.approx(by_hand.mean(1).tolist(), abs=1e-7)
 
 
-def test_the_step_that_comes_depends_on_its_number_only() -> None:
-    material = learner_of(recipe(token_dropout=0.3), labelled(words(50, seed=1))).train
-    last = material.sampler.batches * 2 - 1
-    _, before = material.step(last)
-    material.step(0)
-    epoch, after = material.step(last)
-    assert epoch == 1
-    assert [batch.tokens_BL.tolist() for batch in before] == [batch.tokens_BL.tolist() for batch in after]
+def test_a_step_depends_on_its_number_only() -> None:
+    state = state_of(recipe(token_dropout=0.3), labelled(words(50, seed=1)))
+    last = state.train.sampler.batches * 2 - 1
+    before = tokens_of(state, last)
+    batches_of(state, 0)
+    assert state.train.sampler.batch(last)[0] == 1  # the second epoch
+    assert tokens_of(state, last) == before
 
 
 # --- learning
@@ -198,15 +210,15 @@ def test_a_rule_is_learnt(family: str) -> None:
         model={"family": family}, learning_rate=1e-2, steps=150, batch_tokens=256, warmup=10, dropout=0.1,
         token_dropout=0.02, eval_every=50,
     )  # fmt: skip
-    state = learner_of(choices, labelled(words(400, seed=1)), labelled(words(200, seed=2)))
+    state = state_of(choices, labelled(words(400, seed=1)), labelled(words(200, seed=2)))
     reports = list(train(state))
     losses = [report.line["loss"] for report in reports if report.line]
     assert losses[0] > 0.5
     assert losses[-1] < 0.25
-    last = reports[-1].evaluation
+    last = reports[-1].validation
     assert last is not None
-    assert last.figures["accuracy"] > 0.95
-    assert last.loss <= last.figures["raw_loss"]
+    assert last.metrics["accuracy"] > 0.95
+    assert last.loss <= last.metrics["raw_loss"]
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_another() -> None:
@@ -214,9 +226,9 @@ def test_the_same_seed_gives_the_same_bits_and_another_another() -> None:
     choices = recipe(steps=6, dropout=0.2, token_dropout=0.1, micro_batches=2)
     found = []
     for seed in (1, 1, 2):
-        state = learner_of(choices.replace(seed=seed), rows)
+        state = state_of(choices.replace(seed=seed), rows)
         start = build_model(choices.model, seed=1, dropout=0.2).state_dict()
-        state.model.load_state_dict(start)  # the same beginning: what differs is order, dropout and hiding
+        state.model.load_state_dict(start)  # the same beginning: what differs is order, dropout and token dropout
         list(train(state))
         found.append(weights(state))
     assert same(found[0], found[1])
@@ -229,83 +241,83 @@ def test_looking_at_the_validation_rows_changes_nothing(positions: str) -> None:
     found = []
     for every in (0, 1):
         choices = recipe(model={"positions": positions}, steps=8, dropout=0.2, token_dropout=0.1, eval_every=every)
-        state = learner_of(choices, rows, held)
+        state = state_of(choices, rows, held)
         reports = list(train(state))
-        assert sum(report.evaluation is not None for report in reports) >= (8 if every else 1)
+        assert sum(report.validation is not None for report in reports) >= (8 if every else 1)
         found.append(weights(state))
     assert same(*found)
 
 
-def test_evaluation_leaves_the_mode_and_the_random_state_as_they_were() -> None:
-    state = learner_of(recipe(dropout=0.5), labelled(words(20, seed=1)), labelled(words(20, seed=2)))
+def test_validation_leaves_the_mode_and_the_random_state_as_they_were() -> None:
+    state = state_of(recipe(dropout=0.5), labelled(words(20, seed=1)), labelled(words(20, seed=2)))
     for mode in (True, False):
         state.model.train(mode)
-        state = torch.get_rng_state()
-        found = [evaluate(state.model, state.validation) for _ in range(2)]
+        before = torch.get_rng_state()
+        found = [validate(state) for _ in range(2)]
         assert found[0] == found[1]  # nothing is dropped
         assert state.model.training is mode
-        assert torch.equal(torch.get_rng_state(), state)
+        assert torch.equal(torch.get_rng_state(), before)
         assert all(weight.grad is None for weight in state.model.parameters())
 
 
-# --- judging
+# --- validation
 
 
-def test_scores_of_a_long_row_are_the_mean_over_its_windows() -> None:
+def test_logits_of_a_long_row_are_the_mean_over_its_windows() -> None:
     rows = [("abcdefghijk" * 3, 1), ("bcd", 0), ("k", 1), ("cdefghijk" * 2, 0)]
     choices = recipe({"truncation": "windows", "length": 12})
-    state = learner_of(choices, labelled(words(5, seed=1)), rows, double=True)
-    model, material = state.model.eval(), texts(state.validation)
-    assert np.bincount(material.examples.rows_N).tolist() == [6, 1, 1, 3]
-    scores = []
+    state = state_of(choices, labelled(words(5, seed=1)), rows, double=True)
+    model, dataset = state.model.eval(), texts(state.validation)
+    assert np.bincount(dataset.examples.rows_N).tolist() == [6, 1, 1, 3]
+    rows_logits = []
     with torch.no_grad():
         for row in range(4):
-            numbers = np.flatnonzero(material.examples.rows_N == row)
-            alone = [label_scores(model, material.collate(np.array([number])))[0] for number in numbers]
-            scores.append(torch.stack(alone).mean(0).numpy())
-    found = evaluate(model, material)
+            numbers = np.flatnonzero(dataset.examples.rows_N == row)
+            alone = [batch_logits(model, dataset.collate(np.array([n]), EVALUATION))[0] for n in numbers]
+            rows_logits.append(torch.stack(alone).mean(0).numpy())
+    logits, found = np.array(rows_logits), validate(state)
     assert found is not None
     labels = np.array([1, 0, 1, 0])
-    assert found.figures["raw_loss"] == pytest.approx(metrics.cross_entropy(np.array(scores), labels), abs=1e-12)
-    assert found.figures["accuracy"] == metrics.accuracy(np.array(scores), labels)
-    assert found.temperature == pytest.approx(metrics.fit_temperature(np.array(scores), labels), rel=1e-6)
-    assert found.loss == pytest.approx(metrics.cross_entropy(np.array(scores), labels, found.temperature), abs=1e-9)
+    assert found.metrics["raw_loss"] == pytest.approx(calibration.cross_entropy(logits, labels), abs=1e-12)
+    assert found.metrics["accuracy"] == metrics.accuracy(logits, labels)
+    assert found.temperature == pytest.approx(calibration.fit_temperature(logits, labels), rel=1e-6)
+    assert found.loss == pytest.approx(calibration.cross_entropy(logits, labels, found.temperature), abs=1e-9)
 
 
-def test_weights_and_hiding_are_for_learning_only() -> None:
+def test_weights_and_token_dropout_are_for_training_only() -> None:
     rows, held = labelled(words(20, seed=1)), labelled(words(20, seed=2))
     choices = recipe({"balance": "weights"}, token_dropout=0.5)
-    plain, odd = learner_of(recipe(), rows, held), learner_of(choices, rows, held)
-    assert evaluate(plain.model, plain.validation) == evaluate(odd.model, odd.validation)
+    plain, odd = state_of(recipe(), rows, held), state_of(choices, rows, held)
+    assert validate(plain) == validate(odd)
 
 
-def judged(keep: str, losses: list[float | None]) -> tuple[list[bool], list[int], TrainState]:
-    state = learner_of(recipe(keep=keep), labelled(words(5, seed=1)))
+def validated(keep: str, losses: list[float | None]) -> tuple[list[bool], list[int], TrainState]:
+    state = state_of(recipe(keep=keep), labelled(words(5, seed=1)))
     best, waited = [], []
     for number, loss in enumerate(losses, 1):
         state.progress.step = 10 * number
-        evaluation = None if loss is None else Validation(loss, {}, temperature=1 + number / 10)
-        best.append(_judge(state, evaluation))
+        validation = None if loss is None else Validation(loss, {}, temperature=1 + number / 10)
+        best.append(_is_best(state, validation))
         waited.append(state.progress.waited)
     return best, waited, state
 
 
 def test_the_best_is_kept_with_its_temperature() -> None:
-    best, waited, state = judged("best", [0.5, 0.6, 0.4, 0.4, 0.7])
+    best, waited, state = validated("best", [0.5, 0.6, 0.4, 0.4, 0.7])
     assert best == [True, False, True, False, False]  # as good is not better
     assert waited == [0, 1, 0, 1, 2]
     assert (state.progress.best, state.progress.best_step, state.progress.temperature) == (0.4, 30, 1.3)
 
 
 def test_the_last_is_kept_where_that_is_asked_for_and_patience_counts_the_same() -> None:
-    best, waited, state = judged("last", [0.5, 0.6, 0.4, 0.4, 0.7])
+    best, waited, state = validated("last", [0.5, 0.6, 0.4, 0.4, 0.7])
     assert best == [True] * 5
     assert waited == [0, 1, 0, 1, 2]
     assert (state.progress.best, state.progress.best_step, state.progress.temperature) == (0.4, 50, 1.5)
 
 
 def test_without_validation_rows_the_last_is_kept_uncalibrated() -> None:
-    best, waited, state = judged("best", [None, None])
+    best, waited, state = validated("best", [None, None])
     assert best == [True, True]
     assert waited == [0, 0]
     assert (state.progress.best, state.progress.best_step, state.progress.temperature) == (None, 20, 1.0)
@@ -315,7 +327,7 @@ def misled(**settings: Any) -> tuple[TrainState, list[Report]]:
     """Validation rows with the wrong labels: the more is learnt, the worse they get."""
     held = [(text, 1 - label) for text, label in labelled(words(100, seed=2))]
     choices = recipe(steps=60, eval_every=5, batch_tokens=256, learning_rate=1e-2, schedule="constant", **settings)
-    state = learner_of(choices, labelled(words(300, seed=1)), held)
+    state = state_of(choices, labelled(words(300, seed=1)), held)
     return state, list(train(state))
 
 
@@ -327,7 +339,7 @@ def test_patience_ends_a_training_that_gets_worse() -> None:
     assert progress.step == progress.best_step + 10 < 60
     assert [report.save for report in reports][-1]
     assert [report.step for report in reports if report.is_best][-1] == progress.best_step
-    losses = {report.step: report.evaluation.loss for report in reports if report.evaluation}
+    losses = {report.step: report.validation.loss for report in reports if report.validation}
     assert progress.best == min(losses.values()) == losses[progress.best_step]
     assert list(train(state)) == []  # what is finished stays so
 
@@ -347,7 +359,7 @@ def test_without_patience_it_goes_on_and_keep_decides() -> None:
 
 
 def test_lines_have_the_promised_keys() -> None:
-    state = learner_of(
+    state = state_of(
         recipe(steps=10, report_every=2, eval_every=5, save_every=4, warmup=4), labelled(words(40, seed=1)),
         labelled(words(20, seed=2)),
     )  # fmt: skip
@@ -355,13 +367,13 @@ def test_lines_have_the_promised_keys() -> None:
     assert [report.step for report in reports] == list(range(1, 11))
     assert {report.steps for report in reports} == {10}
     assert [report.step for report in reports if report.line] == [2, 4, 5, 6, 8, 10]
-    assert [report.step for report in reports if report.evaluation] == [5, 10]
+    assert [report.step for report in reports if report.validation] == [5, 10]
     assert {4, 8, 10} <= {report.step for report in reports if report.save}
     always = {"step", "epoch", "loss", "learning_rate", "tokens_per_second", "seconds"}
     extra = {f"validation_{name}" for name in ("loss", "raw_loss", "accuracy", "temperature")}
     for report in reports:
         if report.line:
-            assert set(report.line) == (always | extra if report.evaluation else always)
+            assert set(report.line) == (always | extra if report.validation else always)
             assert json.loads(json.dumps(report.line)) == report.line
             assert report.line["step"] == report.step
             assert report.line["epoch"] == report.step / state.train.sampler.batches
@@ -372,20 +384,20 @@ def test_lines_have_the_promised_keys() -> None:
 
 def test_steps_are_epochs_times_batches_unless_given() -> None:
     rows = labelled(words(40, seed=1))
-    state = learner_of(recipe(epochs=3), rows)
+    state = state_of(recipe(epochs=3), rows)
     assert state.steps == 3 * state.train.sampler.batches
     assert state.eval_every == state.train.sampler.batches > 1
-    assert learner_of(recipe(epochs=3, steps=7), rows).steps == 7
+    assert state_of(recipe(epochs=3, steps=7), rows).steps == 7
 
 
 def test_it_stops_after_the_step_in_which_it_is_asked_to() -> None:
-    state = learner_of(recipe(steps=10), labelled(words(40, seed=1)))
+    state = state_of(recipe(steps=10), labelled(words(40, seed=1)))
     asked = iter([False, False, True])
     reports = list(train(state, lambda: next(asked)))
     assert [report.stopped for report in reports] == [False, False, True]
     assert reports[-1].save
     assert not state.progress.finished
-    straight = learner_of(recipe(steps=10), labelled(words(40, seed=1)))
+    straight = state_of(recipe(steps=10), labelled(words(40, seed=1)))
     list(train(straight))
     assert [report.step for report in train(state)] == list(range(4, 11))
     assert same(weights(state), weights(straight))
@@ -400,7 +412,7 @@ def test_a_loss_that_is_not_finite_stops_before_the_step_is_made() -> None:
         model={"norm": "none", "layers": 12, "activation": "relu"},
         learning_rate=10.0, schedule="constant", clip=0.0, steps=50, eval_every=1000,
     )  # fmt: skip
-    state = learner_of(choices, labelled(words(40, seed=1)))
+    state = state_of(choices, labelled(words(40, seed=1)))
     kept = [weights(state)]
     with pytest.raises(UserError) as error:
         kept.extend(weights(state) for _ in train(state))
@@ -410,10 +422,10 @@ def test_a_loss_that_is_not_finite_stops_before_the_step_is_made() -> None:
     assert same(weights(state), before)
     sentence = str(error.value)
     assert sentence.startswith(f"step {made + 1}: the loss is ")
-    assert "so the step was not made; examples " in sentence
+    assert "so the weights were not updated; examples " in sentence
     named = {int(number) for number in sentence.split("examples ")[1].split(", ...")[0].split(", ")}
     assert named <= set(state.train.sampler.batch(made)[1].tolist())
-    assert "a smaller train.learning_rate (now 10.0) or a longer train.warmup (now 0) usually helps" in sentence
+    assert "try a smaller train.learning_rate (now 10.0) or a longer train.warmup (now 0)" in sentence
     assert all(math.isfinite(float(weight.sum())) for weight in before.values())
 
 
@@ -421,12 +433,12 @@ def plain_words() -> Tokenizer:
     return Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1})))
 
 
-def test_hiding_needs_a_token_to_hide_behind() -> None:
+def test_token_dropout_needs_a_mask_token() -> None:
     rows = Store(np.array([0, 1], np.uint32), np.array([0, 2]), np.zeros(0, np.int64), np.zeros(1, np.int32), False)
     with pytest.raises(UserError, match=r"^train\.token_dropout needs a tokenizer with a mask token; .* accepted: 0$"):
-        text_dataset(recipe(token_dropout=0.1), rows, plain_words(), 2, None)
-    plain = text_dataset(recipe(), rows, plain_words(), 2, None)
-    assert plain.step(0)[1][0].tokens_BL.tolist() == [[0, 1]]  # and a frame of nothing
+        text_dataset(recipe(token_dropout=0.1), rows, plain_words())
+    plain = text_dataset(recipe(), rows, plain_words())
+    assert plain.collate(np.array([0]), 0).tokens_BL.tolist() == [[0, 1]]  # an empty template
 
 
 def test_a_length_of_special_tokens_only_is_refused() -> None:
@@ -436,15 +448,14 @@ def test_a_length_of_special_tokens_only_is_refused() -> None:
         single="[CLS] [CLS] $A [SEP] [SEP]", pair=None, special_tokens=specials
     )
     with pytest.raises(UserError, match=r"^data\.length = 4: leaves no room for text beside the special tokens$"):
-        text_dataset(recipe({"length": 4}), store_of([("ab", 0)]), Tokenizer(around), 2, None)
+        text_dataset(recipe({"length": 4}), store_of([("ab", 0)]), Tokenizer(around))
 
 
-def test_hidden_tokens_are_masked_and_none_else_is_touched() -> None:
-    material = learner_of(recipe(token_dropout=0.5), labelled(words(30, seed=1, longest=20))).train
-    assert isinstance(material, Texts)
-    shown = replace(material, token_dropout=0.0)
+def test_dropped_tokens_become_the_mask_token_and_no_other_changes() -> None:
+    state = state_of(recipe(token_dropout=0.5), labelled(words(30, seed=1, longest=20)))
+    plain = replace(state, train=replace(texts(state.train), dropout=None))
     changed = []
-    for number in range(material.sampler.batches):
-        for one, other in zip(material.step(number)[1], shown.step(number)[1], strict=True):
+    for step in range(state.train.sampler.batches):
+        for one, other in zip(batches_of(state, step), batches_of(plain, step), strict=True):
             changed += one.tokens_BL[one.tokens_BL != other.tokens_BL].tolist()
     assert set(changed) == {TOKENIZER.id_of("[MASK]")}

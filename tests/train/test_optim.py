@@ -8,7 +8,7 @@ import torch
 
 from qkv.config.recipe import TrainConfig
 from qkv.model import build_model
-from qkv.train.optim import SCHEDULES, build_optimiser, learning_rate, set_learning_rate
+from qkv.training.optim import SCHEDULES, build_optimiser, learning_rate, set_learning_rate
 from tests.support.tiny_models import SCHEMES, tiny
 
 

@@ -1,21 +1,23 @@
-"""Lower layers learn slower, or not at all; and how well grades are met, by hand."""
+"""Lower layers learn slower, or not at all; and regression metrics, by hand."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from qkv.tasks.material import text_dataset
 
 from qkv.config.recipe import Recipe, TrainConfig
 from qkv.data.store import Store
 from qkv.metrics import regression_metrics
 from qkv.model import Model, build_model
 from qkv.schema import UserError
+from qkv.tasks import TASKS
+from qkv.tasks.texts import text_dataset
 from qkv.tokenizer.train import train_tokenizer
-from qkv.train.loop import TrainState, new_state, train
-from qkv.train.optim import build_optimiser, optimiser_tensors, restore_optimiser, set_learning_rate
+from qkv.training.loop import TrainState, new_state, train
+from qkv.training.optim import build_optimiser, optimiser_tensors, restore_optimiser, set_learning_rate
 from tests.support.tiny_models import SCHEMES, tiny
 
 LETTERS = "abcdefghijk"
@@ -121,8 +123,8 @@ def state(**settings: Any) -> TrainState:
     }  # fmt: skip
     learning = {"dropout": 0.0, "warmup": 0, "batch_tokens": 64, "steps": 4, "learning_rate": 0.01, **settings}
     choices = Recipe.read({"data": {"length": 16}, "model": small, "train": learning})
-    material = text_dataset(choices, store, TOKENIZER, 2, None)
-    return new_state(build_model(choices.model, seed=1), choices, material, material)
+    dataset = replace(text_dataset(choices, store, TOKENIZER), labels_R=labels.astype(np.int64))
+    return new_state(build_model(choices.model, seed=1), choices, TASKS["classify"], dataset, dataset)
 
 
 @pytest.mark.parametrize("layer_decay", [1.0, 0.5])
@@ -141,7 +143,7 @@ def test_what_is_frozen_stays_to_the_bit_and_everything_else_moves(freeze: int, 
 def test_to_freeze_everything_is_an_error(layers: int, freeze: int) -> None:
     with pytest.raises(UserError) as caught:
         build_optimiser(bert(layers), TrainConfig(freeze=freeze))
-    assert str(caught.value) == f"train.freeze = {freeze}: nothing is left to learn; accepted: 0 to {layers + 1}"
+    assert str(caught.value) == f"train.freeze = {freeze}: nothing is left to train; accepted: 0 to {layers + 1}"
     assert build_optimiser(bert(layers), TrainConfig(freeze=layers + 1)).param_groups
 
 
@@ -152,7 +154,7 @@ def test_what_was_frozen_before_learns_again() -> None:
     assert all(weight.requires_grad for weight in model.parameters())
 
 
-def test_an_optimiser_with_frozen_layers_goes_on_as_it_would_have() -> None:
+def test_an_optimiser_with_frozen_layers_resumes_to_the_same_bits() -> None:
     whole, begun = state(freeze=2, layer_decay=0.5), state(freeze=2, layer_decay=0.5)
     list(train(whole))
     steps = train(begun)
@@ -167,16 +169,16 @@ def test_an_optimiser_with_frozen_layers_goes_on_as_it_would_have() -> None:
         assert torch.equal(one, other)
 
 
-# --- grades
+# --- regression metrics
 
 
-def figures(answers: list[float], grades: list[float]) -> tuple[float, float, float, float]:
-    error, found = regression_metrics(answers, grades)
-    return error, found["pearson"], found["spearman"], found["error"]
+def regression(predictions: list[float], targets: list[float]) -> tuple[float, float, float, float]:
+    error, found = regression_metrics(predictions, targets)
+    return error, found["pearson"], found["spearman"], found["rmse"]
 
 
 @pytest.mark.parametrize(
-    ("answers", "grades", "expected"),
+    ("predictions", "targets", "expected"),
     [
         ([1, 2, 3, 4], [1, 2, 3, 4], (0, 1, 1, 0)),
         ([1, 2, 3, 4], [4, 3, 2, 1], (5, -1, -1, 5**0.5)),
@@ -186,16 +188,18 @@ def figures(answers: list[float], grades: list[float]) -> tuple[float, float, fl
         ([5, 5, 1, 1], [2, 2, 2, 7], (55 / 4, -10 / (16 * 18.75) ** 0.5, -2 / 12**0.5, 13.75**0.5)),
     ],
 )
-def test_grades_by_hand(answers: list[float], grades: list[float], expected: tuple[float, ...]) -> None:
-    assert figures(answers, grades) == pytest.approx(expected, abs=1e-12)
+def test_regression_metrics_by_hand(
+    predictions: list[float], targets: list[float], expected: tuple[float, ...]
+) -> None:
+    assert regression(predictions, targets) == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("same", [0.0, 2.0, 0.1, 0.7])
 def test_equal_numbers_have_no_correlation(same: float) -> None:
     """The mean of three times 0.1 is not 0.1 to the last bit."""
-    for answers, grades in (([same] * 3, [1.0, 2.0, 4.0]), ([1.0, 2.0, 4.0], [same] * 3), ([same] * 3, [0.1] * 3)):
-        assert figures(answers, grades)[1:3] == pytest.approx((0.0, 0.0), abs=1e-12)
-    assert figures([same], [3.0])[1:3] == (0.0, 0.0)
+    for predictions, targets in (([same] * 3, [1.0, 2.0, 4.0]), ([1.0, 2.0, 4.0], [same] * 3), ([same] * 3, [0.1] * 3)):
+        assert regression(predictions, targets)[1:3] == pytest.approx((0.0, 0.0), abs=1e-12)
+    assert regression([same], [3.0])[1:3] == (0.0, 0.0)
 
 
 def test_correlations_are_numpys_and_ranks_do_not_mind_the_scale() -> None:

@@ -1,4 +1,4 @@
-"""A training goes on from another model: what is taken, what is new, what does not fit. And grades for labels."""
+"""Fine-tuning of a pre-trained model: what is taken, what is new, what does not fit. And regression."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ import pytest
 import tokenizers
 import torch
 import transformers
-from qkv.tasks.evaluate import evaluate
-from qkv.tasks.material import Documents, Texts
 from safetensors.torch import load_file, save_file
 
 import qkv
 from qkv import bundled
-from qkv.api import training
 from qkv.config.recipe import Recipe
 from qkv.run.folder import Run
 from qkv.schema import UserError
-from qkv.train.trainer import Session
+from qkv.tasks.fill import MaskedDataset
+from qkv.tasks.texts import TextDataset
+from qkv.training import trainer as trainer_module
+from qkv.training.loop import batches_of, validate
+from qkv.training.trainer import Trainer, open_trainer
 from tests.support.fork_server import fork_server
 from tests.support.small_folders import WORDS, make_folder
 
@@ -85,10 +86,10 @@ def merged(table: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     return {**table, **{k: {**table.get(k, {}), **v} if isinstance(v, dict) else v for k, v in changes.items()}}
 
 
-def begin(recipe: Recipe, path: Path) -> Session:
+def begin(recipe: Recipe, path: Path) -> Trainer:
     """A training that is about to make its first step."""
-    with training(recipe, path) as session:
-        return session
+    with open_trainer(recipe, path) as trainer:
+        return trainer
 
 
 def state(run: Path) -> dict[str, torch.Tensor]:
@@ -99,47 +100,47 @@ def state(run: Path) -> dict[str, torch.Tensor]:
 
 
 def test_all_but_the_head_is_taken_to_the_bit(place: Path, tmp_path: Path) -> None:
-    session, learnt = begin(tuning(place), tmp_path / "run"), state(place / "pre")
-    own = session.state.model.state_dict()
-    assert session.recipe.model.classes == 3
+    trainer, learnt = begin(tuning(place), tmp_path / "run"), state(place / "pre")
+    own = trainer.state.model.state_dict()
+    assert trainer.recipe.model.classes == 3
     new = {name for name in own if name not in learnt or not torch.equal(own[name], learnt[name])}
     assert new == {"text.output.weight", "text.output.bias"}
-    assert session.notes[0] == "new, and still to be learnt: text.output.weight, text.output.bias"
-    assert session.notes[1].startswith("of pre not used here: words.")
+    assert trainer.notes[0] == "newly initialised: text.output.weight, text.output.bias"
+    assert trainer.notes[1].startswith("not used from pre: words.")
     assert (tmp_path / "run" / "tokenizer.json").read_bytes() == (place / "pre" / "tokenizer.json").read_bytes()
-    assert not any("[tokenizer]" in note for note in session.notes)
+    assert not any("[tokenizer]" in note for note in trainer.notes)
     other = begin(tuning(place, tokenizer={"vocab_size": 50}), tmp_path / "other")
-    assert f"the tokenizer is that of {place / 'pre'}; [tokenizer] says nothing here" in other.notes
+    assert f"the tokenizer is that of {place / 'pre'}; [tokenizer] is ignored" in other.notes
     pooled = begin(tuning(place, model={"pooler": "relu"}), tmp_path / "pooled")
     assert "text.dense.weight" in pooled.notes[0]
 
 
-def test_what_judged_pairs_is_no_head_for_two_labels(place: Path, tmp_path: Path) -> None:
-    """It has the same shape, but it says whether a sentence is the next."""
+def test_the_next_sentence_head_is_no_head_for_two_labels(place: Path, tmp_path: Path) -> None:
+    """It has the same shape, but it predicts whether a sentence is the next."""
     rows = [[text, "yes" if "good" in text else "no"] for text in texts(60, 4)]
     write_table(tmp_path / "two.csv", [["text", "label"], *rows])
-    session = begin(tuning(tmp_path, "two.csv", str(place / "pre")), tmp_path / "run")
-    assert session.notes[0] == "new, and still to be learnt: text.output.weight, text.output.bias"
+    trainer = begin(tuning(tmp_path, "two.csv", str(place / "pre")), tmp_path / "run")
+    assert trainer.notes[0] == "newly initialised: text.output.weight, text.output.bias"
 
 
-def test_the_outputs_for_labels_are_new_even_for_the_same_labels(place: Path, tmp_path: Path) -> None:
-    """A temperature is folded into them, and the labels may mean something else."""
+def test_the_output_layer_is_new_even_for_the_same_labels(place: Path, tmp_path: Path) -> None:
+    """A temperature is folded into it, and the labels may mean something else."""
     qkv.train(tuning(place), tmp_path / "first")
-    session, learnt = begin(tuning(place, init=str(tmp_path / "first")), tmp_path / "run"), state(tmp_path / "first")
-    own = session.state.model.state_dict()
+    trainer, learnt = begin(tuning(place, init=str(tmp_path / "first")), tmp_path / "run"), state(tmp_path / "first")
+    own = trainer.state.model.state_dict()
     assert {name for name in own if not torch.equal(own[name], learnt[name])} == {
         "text.output.weight",
         "text.output.bias",
     }
-    assert session.notes[0] == "new, and still to be learnt: text.output.weight, text.output.bias"
+    assert trainer.notes[0] == "newly initialised: text.output.weight, text.output.bias"
 
 
-def test_a_hugging_face_folder_is_gone_on_from(place: Path, tmp_path: Path) -> None:
-    session, learnt = (
+def test_a_hugging_face_folder_is_fine_tuned(place: Path, tmp_path: Path) -> None:
+    trainer, learnt = (
         begin(tuning(place, init="bert", model={"pooler": "tanh"}), tmp_path / "run"),
         state(place / "bert"),
     )
-    own = session.state.model.state_dict()
+    own = trainer.state.model.state_dict()
     body = [name for name in own if not name.startswith("text.")]
     assert all(torch.equal(own[name], learnt[name]) for name in body)
     assert "embedding.table_VD" in body
@@ -148,19 +149,19 @@ def test_a_hugging_face_folder_is_gone_on_from(place: Path, tmp_path: Path) -> N
     assert model.predict(["the film was good"])[0].label in ("bad", "good", "neither")
 
 
-def test_pre_training_goes_on_with_other_text(place: Path, tmp_path: Path) -> None:
+def test_pre_training_continues_on_other_text(place: Path, tmp_path: Path) -> None:
     recipe = pretraining(place, "more.txt", init=str(place / "pre"), model={"vocabulary": 0})
-    session, learnt = begin(recipe, tmp_path / "run"), state(place / "pre")
-    own = session.state.model.state_dict()
+    trainer, learnt = begin(recipe, tmp_path / "run"), state(place / "pre")
+    own = trainer.state.model.state_dict()
     assert own.keys() == learnt.keys()
     assert all(torch.equal(own[name], learnt[name]) for name in own)
-    assert not any(note.startswith("new") for note in session.notes)
+    assert not any(note.startswith("newly") for note in trainer.notes)
 
 
 def test_pairs_with_and_without_segments(place: Path, tmp_path: Path) -> None:
     data = {"pair": "second"}
-    session = begin(tuning(place, "pairs.csv", data=data), tmp_path / "run")
-    assert session.state.train.step(0)[1][0].segments_BL is not None
+    trainer = begin(tuning(place, "pairs.csv", data=data), tmp_path / "run")
+    assert batches_of(trainer.state, 0)[0].segments_BL is not None
     make_folder(tmp_path / "distil", "fill", segments=0)
     recipe = tuning(place, "pairs.csv", str(tmp_path / "distil"), data=data, model={"pooler": "relu"})
     model = qkv.train(recipe, tmp_path / "without")
@@ -213,18 +214,21 @@ def an_absurd_context(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("harm", "sentence"),
     [
-        (a_gap_in_the_ids, "tokenizer.json has 501 tokens, its table of words 23 rows"),
-        (no_number, "tensor 'stack.blocks.1.feed.output.weight' holds numbers that are not finite"),
-        (lambda folder: no_number(folder, float("-inf")), "holds numbers that are not finite"),
+        (a_gap_in_the_ids, "tokenizer.json has 501 tokens, the embedding table 23 rows"),
+        (no_number, "tensor 'stack.blocks.1.feed.output.weight' has values that are not finite"),
+        (lambda folder: no_number(folder, float("-inf")), "has values that are not finite"),
         (an_absurd_context, "context = 100,001; accepted: up to 100,000"),
-        (more_tokens, "tokenizer.json has 25 tokens, its table of words 23 rows"),
+        (more_tokens, "tokenizer.json has 25 tokens, the embedding table 23 rows"),
         (a_tensor_less, "encoder.layer.1.output.dense.weight"),
-        (lambda folder: (folder / "tokenizer.json").unlink(), "holds no tokenizer.json"),
+        (
+            lambda folder: (folder / "tokenizer.json").unlink(),
+            "has no tokenizer.json, so the meaning",
+        ),
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
         (shutil.rmtree, "no such folder, and nothing is downloaded"),
     ],
 )
-def test_a_folder_that_cannot_be_gone_on_from_is_named(
+def test_a_folder_that_cannot_be_fine_tuned_is_named(
     place: Path, tmp_path: Path, harm: Callable[[Path], None], sentence: str
 ) -> None:
     make_folder(tmp_path / "other", "fill")
@@ -240,12 +244,12 @@ def test_a_folder_that_cannot_be_gone_on_from_is_named(
 def test_a_model_of_another_family_is_refused(place: Path, tmp_path: Path, task: str) -> None:
     make_folder(tmp_path / "other", task)
     family = {"complete": "decoder", "translate": "encoder-decoder"}[task]
-    with pytest.raises(UserError, match=f"other: is of family '{family}'; this recipe has 'encoder'"):
+    with pytest.raises(UserError, match=f"other: its family is '{family}'; this recipe has 'encoder'"):
         qkv.train(tuning(place, init=str(tmp_path / "other")), tmp_path / "run")
 
 
 def test_a_part_that_is_another_is_refused(place: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model\.width = 32, but .*pre has 16; with init, leave that key out"):
+    with pytest.raises(UserError, match=r"model\.width = 32, but .*pre has 16; with init, remove this key"):
         qkv.train(tuning(place, model={"width": 32}), tmp_path / "run")
     assert begin(tuning(place, model={"width": 16}), tmp_path / "run").recipe.model.width == 16
 
@@ -256,7 +260,7 @@ def test_a_run_without_a_model_yet_is_refused(place: Path, tmp_path: Path) -> No
         qkv.train(tuning(place, init=str(tmp_path / "young")), tmp_path / "run")
 
 
-def test_a_run_goes_on_only_beside_what_it_was_begun_from(place: Path, tmp_path: Path) -> None:
+def test_without_a_checkpoint_a_run_needs_its_pre_trained_model(place: Path, tmp_path: Path) -> None:
     make_folder(tmp_path / "other", "fill")
     recipe = tuning(place, init=str(tmp_path / "other"))
     begin(recipe, tmp_path / "run")
@@ -265,25 +269,23 @@ def test_a_run_goes_on_only_beside_what_it_was_begun_from(place: Path, tmp_path:
     with pytest.raises(UserError, match="other: no such folder"):
         qkv.train(recipe, tmp_path / "run")
     make_folder(tmp_path / "other", "fill", seed=2)
-    with pytest.raises(
-        UserError, match=r"run: .*other has changed since this run was begun from it; begin anew elsewhere"
-    ):
+    with pytest.raises(UserError, match=r"run: .*other has changed since this run was begun; train in another folder"):
         qkv.train(recipe, tmp_path / "run")
     assert {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()} == before
     shutil.rmtree(tmp_path / "other")
     make_folder(tmp_path / "other", "fill")
-    assert qkv.train(recipe, tmp_path / "run").config.head == "classes"
+    assert qkv.train(recipe, tmp_path / "run").config.head == "classification"
 
 
 def stop_after(steps: int, recipe: Recipe, path: Path) -> None:
-    with training(recipe, path) as session:
-        for report in session.reports():
+    with open_trainer(recipe, path) as trainer:
+        for report in trainer.reports():
             if report.step == steps:
                 return
 
 
 @pytest.mark.parametrize("other", ["gone", "changed"])
-def test_with_a_checkpoint_a_run_needs_its_init_no_more(place: Path, tmp_path: Path, other: str) -> None:
+def test_with_a_checkpoint_a_run_no_longer_needs_its_pre_trained_model(place: Path, tmp_path: Path, other: str) -> None:
     make_folder(tmp_path / "other", "fill")
     recipe = tuning(place, init=str(tmp_path / "other"), train={"steps": 6, "save_every": 2})
     qkv.train(recipe, tmp_path / "whole")
@@ -291,40 +293,45 @@ def test_with_a_checkpoint_a_run_needs_its_init_no_more(place: Path, tmp_path: P
     shutil.rmtree(tmp_path / "other")
     if other == "changed":
         make_folder(tmp_path / "other", "fill", seed=2, layers=1)
-    with training(recipe, tmp_path / "run") as session:
-        assert session.resumed_at == 2
+    with open_trainer(recipe, tmp_path / "run") as trainer:
+        assert trainer.resumed_at == 2
     qkv.train(recipe, tmp_path / "run")
     learnt, expected = state(tmp_path / "run"), state(tmp_path / "whole")
     assert learnt.keys() == expected.keys()
     assert all(torch.equal(learnt[name], expected[name]) for name in learnt)
 
 
-def test_the_card_names_what_a_run_went_on_from(place: Path, tmp_path: Path) -> None:
+def test_the_card_names_the_pre_trained_model(place: Path, tmp_path: Path) -> None:
     qkv.train(tuning(place), tmp_path / "run")
-    sha256 = Run(tmp_path / "run").began_with()["init"]
+    sha256 = Run(tmp_path / "run").hashes()["init"]
     assert len(sha256) == 64
-    line = f"| goes on from | {place / 'pre'}, sha256 of its weights `{sha256}` |\n"
+    line = f"| fine-tuned from | {place / 'pre'}, sha256 of its weights `{sha256}` |\n"
     assert line in (tmp_path / "run" / "README.md").read_text()
-    assert "goes on from" not in (place / "pre" / "README.md").read_text()
+    assert "fine-tuned from" not in (place / "pre" / "README.md").read_text()
 
 
-def test_a_run_of_other_examples_is_not_gone_on_with(place: Path, tmp_path: Path) -> None:
+def test_a_run_of_other_examples_is_not_resumed(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe, run = tuning(place, train={"steps": 4, "save_every": 2}), Run(tmp_path / "run")
     stop_after(3, recipe, run.path)
-    saved = run.load(2)
+    saved = run.checkpoints.load(2)
 
-    def print_is(changed: dict[str, Any]) -> None:
+    def save_with(changed: dict[str, Any]) -> None:
         shutil.rmtree(run.checkpoints.folder(2))
         run.save(replace(saved, fingerprint=changed), best_step=0)
 
-    print_is({**saved.fingerprint, "examples": 999})
-    with pytest.raises(UserError, match=r"run: was begun by a qkv that makes other examples of the same data"):
-        qkv.train(recipe, run.path)
-    print_is({name: value for name, value in saved.fingerprint.items() if name != "examples"})  # as it was at first
+    first = {name: value for name, value in saved.fingerprint.items() if name != "examples"}  # of the first version
+    for fingerprint in ({**saved.fingerprint, "examples": 999}, first):
+        save_with(fingerprint)
+        with pytest.raises(UserError, match="run: was begun by a version of qkv that makes other examples of the same"):
+            qkv.train(recipe, run.path)
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module, "EXAMPLES", 1)
+        assert begin(recipe, run.path).resumed_at == 2
+    save_with(saved.fingerprint)
     assert begin(recipe, run.path).resumed_at == 2
 
 
-# --- how it is learnt
+# --- how it is trained
 
 
 def test_what_is_frozen_stays_and_lower_layers_learn_slower(place: Path, tmp_path: Path) -> None:
@@ -350,24 +357,23 @@ def test_what_is_frozen_stays_and_lower_layers_learn_slower(place: Path, tmp_pat
     assert moved["embedding.table_VD"] == pytest.approx(5e-3 / 64, rel=0.02)
 
 
-def test_so_many_rows_are_learnt_from(place: Path, tmp_path: Path) -> None:
+def test_so_many_rows_are_trained_on(place: Path, tmp_path: Path) -> None:
     found = {}
     for name, seed in (("a", 1), ("again", 1), ("b", 2)):
-        session = begin(tuning(place, seed=seed, data={"rows": 17}), tmp_path / name)
-        material = session.state.train
-        assert isinstance(material, Texts)
-        assert len(material) == 17
-        assert len(session.state.validation) == len(session.prepared.validation)
-        assert any("only 17 of" in note for note in session.notes)
-        seen = {
-            n for step in range(material.sampler.batches) for b in material.step(step)[1] for n in b.examples_B.tolist()
-        }
+        trainer = begin(tuning(place, seed=seed, data={"rows": 17}), tmp_path / name)
+        dataset, prepared = trainer.state.train, trainer.data.prepared
+        assert isinstance(dataset, TextDataset)
+        assert len(dataset) == 17
+        assert len(trainer.state.validation) == len(prepared.validation)
+        assert f"trained on 17 of {prepared.rows('train')} training rows (data.rows)" in trainer.notes
+        steps = range(dataset.sampler.batches)
+        seen = {n for step in steps for batch in batches_of(trainer.state, step) for n in batch.examples_B.tolist()}
         assert seen == set(range(17))
-        found[name] = [material.store.tokens.tolist(), material.store.labels_R.tolist()]
+        found[name] = [dataset.store.tokens.tolist(), dataset.store.labels_R.tolist()]
     assert found["a"] == found["again"] != found["b"]
-    session = begin(pretraining(place, data={"rows": 9}), tmp_path / "documents")
-    assert isinstance(session.state.train, Documents)
-    assert len(session.state.train) == len(np.unique(session.state.train.words.store.labels_R)) == 9
+    trainer = begin(pretraining(place, data={"rows": 9}), tmp_path / "documents")
+    assert isinstance(trainer.state.train, MaskedDataset)
+    assert len(trainer.state.train) == len(np.unique(trainer.state.train.store.labels_R)) == 9
 
 
 def test_names_of_bundled_models_and_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,76 +389,80 @@ def test_names_of_bundled_models_and_paths(tmp_path: Path, monkeypatch: pytest.M
         qkv.load("bundled-nothing")
 
 
-# --- grades
+# --- regression
+
+REGRESS = {"task": "regress", "data": {"label": "score"}}
 
 
 @pytest.fixture(scope="module")
-def graded(place: Path) -> Path:
+def regressed(place: Path) -> Path:
     """A run that has learnt how good a text is, between 100 and 140."""
     rows = [
         [text, 100 + 10 * min(4, text.split().count("good") + text.split().count("great"))] for text in texts(300, 3)
     ]
-    write_table(place / "grades.csv", [["text", "score"], *rows])
-    data = {"corpus": str(place / "grades.csv"), "label": "score", "length": 24}
+    write_table(place / "scores.csv", [["text", "score"], *rows])
+    data = {"corpus": str(place / "scores.csv"), "label": "score", "length": 24}
     train = {**TRAIN, "steps": 80, "batch_tokens": 512, "learning_rate": 1e-2, "eval_every": 40}
-    table = {"data": data, "model": {**MODEL, "layers": 1, "head": "regression"}, "train": train, "runtime": {"threads": 1}}
-    qkv.train(Recipe.read(table), place / "graded")
-    return place / "graded"
+    table = {"task": "regress", "data": data, "model": {**MODEL, "layers": 1}, "train": train}
+    qkv.train(Recipe.read({**table, "runtime": {"threads": 1}}), place / "regressed")
+    return place / "regressed"
 
 
-def test_grades_come_in_the_units_of_the_file(graded: Path, place: Path) -> None:
-    last = Run(graded).metrics()[-1]
+def scores_of(place: Path) -> list[tuple[str, float]]:
+    with (place / "scores.csv").open() as file:
+        return [(text, float(score)) for text, score in list(csv.reader(file))[1:]]
+
+
+def test_predictions_are_on_the_scale_of_the_file(regressed: Path, place: Path) -> None:
+    last = Run(regressed).metrics()[-1]
     assert last["validation_pearson"] > 0.5
-    assert {"validation_spearman", "validation_error"} <= last.keys()
-    with (place / "grades.csv").open() as file:
-        rows = [(text, float(score)) for text, score in list(csv.reader(file))[1:]]
-    answers = np.array([answer.value for answer in qkv.load(graded).predict([text for text, _ in rows])], float)
-    grades = np.array([grade for _, grade in rows])
-    assert abs(answers.mean() - grades.mean()) < 0.5 * grades.std()
-    assert np.corrcoef(answers, grades)[0, 1] > 0.5
-    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(graded).eval()
+    assert {"validation_spearman", "validation_rmse"} <= last.keys()
+    rows = scores_of(place)
+    predicted = np.array([one.value for one in qkv.load(regressed).predict([text for text, _ in rows])], float)
+    scores = np.array([score for _, score in rows])
+    assert abs(predicted.mean() - scores.mean()) < 0.5 * scores.std()
+    assert np.corrcoef(predicted, scores)[0, 1] > 0.5
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(regressed).eval()
     assert theirs.config.num_labels == 1
-    encoded = transformers.AutoTokenizer.from_pretrained(graded)([rows[0][0]], return_tensors="pt")
+    encoded = transformers.AutoTokenizer.from_pretrained(regressed)([rows[0][0]], return_tensors="pt")
     with torch.no_grad():
         value = theirs(input_ids=encoded["input_ids"]).logits.item()
-    assert value == pytest.approx(answers[0], abs=1e-3)
+    assert value == pytest.approx(predicted[0], abs=1e-3)
 
 
-def test_the_commands_show_grades(graded: Path, place: Path) -> None:
-    shown = fork_server().live(place, "eval", graded)
+def test_the_commands_show_regression(regressed: Path, place: Path) -> None:
+    shown = fork_server().run(place, "eval", regressed)
     assert shown.code == 0, shown.err
-    assert all(word in shown.out for word in ("pearson", "spearman", "error"))
-    said = fork_server().live(place, "predict", graded, "the film was good", "bad")
+    assert all(word in shown.out for word in ("pearson", "spearman", "rmse"))
+    said = fork_server().run(place, "predict", regressed, "the film was good", "bad")
     assert [90 < float(line) < 150 for line in said.out.splitlines()] == [True, True]
-    assert "A model that gives grades" in (graded / "README.md").read_text()
+    assert "A regression model: a number for a text" in (regressed / "README.md").read_text()
 
 
 @pytest.mark.parametrize("label", ["good", "nan", "inf", "-Infinity", "1e300", "3,5"])
-def test_a_grade_is_a_number(place: Path, tmp_path: Path, label: str) -> None:
-    write_table(tmp_path / "grades.csv", [["text", "label"], *[[t, "1.5"] for t in texts(30, 5)], ["x", label]])
+def test_regression_needs_numbers(place: Path, tmp_path: Path, label: str) -> None:
+    write_table(tmp_path / "scores.csv", [["text", "label"], *[[t, "1.5"] for t in texts(30, 5)], ["x", label]])
     with pytest.raises(UserError) as error:
-        qkv.train(tuning(tmp_path, "grades.csv", str(place / "pre"), model={"head": "regression"}), tmp_path / "run")
-    assert f"grades.csv, line 32: {label!r} is no grade; accepted: numbers, such as 3.5" in str(error.value)
+        qkv.train(tuning(tmp_path, "scores.csv", str(place / "pre"), task="regress"), tmp_path / "run")
+    reason = "is not a number such as 3.5; for class labels use task = 'classify'"
+    assert f"scores.csv, line 32: {label!r} {reason}" in str(error.value)
     assert not Run(tmp_path / "run").begun
 
 
-def test_labels_after_grades_and_grades_after_labels(graded: Path, place: Path, tmp_path: Path) -> None:
-    model = qkv.train(tuning(place, init=str(graded)), tmp_path / "labels")
-    assert model.config.head == "classes"
+def test_classes_after_regression_and_regression_after_classes(regressed: Path, place: Path, tmp_path: Path) -> None:
+    model = qkv.train(tuning(place, init=str(regressed)), tmp_path / "labels")
+    assert model.config.head == "classification"
     assert model.predict(["good"])[0].label in ("bad", "good", "neither")
-    data = {"label": "score"}
-    again = qkv.train(
-        tuning(place, "grades.csv", str(tmp_path / "labels"), data=data, model={"head": "regression"}), tmp_path / "g"
-    )
+    again = qkv.train(tuning(place, "scores.csv", str(tmp_path / "labels"), **REGRESS), tmp_path / "again")
+    assert again.config.head == "regression"
     assert 50 < (again.predict(["good"])[0].value or 0) < 200
 
 
-def test_grades_after_grades_begin_as_with_a_new_head(graded: Path, place: Path, tmp_path: Path) -> None:
-    """What is learnt is a grade less its mean, in spreads; the old outputs would give grades in the old units."""
-    recipe = tuning(place, "grades.csv", str(graded), data={"label": "score"}, model={"head": "regression"})
-    session = begin(recipe, tmp_path / "run")
-    first = evaluate(session.state.model, session.state.validation)
+def test_regression_after_regression_begins_with_a_new_output_layer(
+    regressed: Path, place: Path, tmp_path: Path
+) -> None:
+    """Targets have mean 0 and deviation 1; the old output layer would predict on the old scale."""
+    trainer = begin(tuning(place, "scores.csv", str(regressed), **REGRESS), tmp_path / "run")
+    first = validate(trainer.state)
     assert first is not None
-    with (place / "grades.csv").open() as file:
-        grades = np.array([float(score) for _, score in list(csv.reader(file))[1:]])
-    assert first.figures["error"] < 2 * grades.std()
+    assert first.metrics["rmse"] < 2 * np.array([score for _, score in scores_of(place)]).std()

@@ -60,8 +60,8 @@ def _show_sentences(console: Console, predictor: Predictor) -> None:
         console.print(Padding(terminal.coloured_words([(word.word, word.score) for word in words]), (0, 2)))
     console.print(
         "\nWords are marked by integrated gradients: (+) and blue are for the predicted label, (-) and orange against "
-        f"it.\nCalibrated: logits divided by {temperature:.2f} (temperature scaling on the validation set), so that 9 in "
-        "10 predictions with probability 0.9 are right."
+        f"it.\nCalibrated: logits divided by {temperature:.2f} (temperature scaling on the validation set), so that 9"
+        " of 10 predictions with probability 0.9 are right."
     )
 
 

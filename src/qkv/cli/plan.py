@@ -43,7 +43,7 @@ def plan(
         return
     from qkv.config.recipes import resolve
     from qkv.plan import make_plan
-    from qkv.train.build import with_pretrained
+    from qkv.training.build import with_pretrained
 
     recipe = with_pretrained(resolve(source, settings or ()))
     made = make_plan(recipe, length)
@@ -77,14 +77,14 @@ def _show_plan(console: Console, source: str, recipe: Recipe, made: Plan) -> Non
         unchanged = config == presets.load(config.preset).replace(preset=config.preset)
         console.print(("" if unchanged else "Modified from: ") + presets.citation(config.preset))
     console.print("\n[bold]Parameters")
-    console.print(_parametersplain_table(made))
+    console.print(_parameters_table(made))
     both = ", for a source and a target token together" if config.family == "encoder-decoder" else ""
     console.print(f"\n[bold]Floating-point operations per token[/bold]{both}")
-    console.print(_costsplain_table(made))
+    console.print(_costs_table(made))
     console.print(
         f"\n[bold]Memory to train[/bold] in float32 with AdamW, {made.memory.rows:,} x {made.memory.length:,} tokens"
     )
-    console.print(_memoryplain_table(made.memory))
+    console.print(_memory_table(made.memory))
 
 
 def _as_json(source: str, recipe: Recipe, made: Plan) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _as_json(source: str, recipe: Recipe, made: Plan) -> dict[str, Any]:
     }
 
 
-def _parametersplain_table(made: Plan) -> Table:
+def _parameters_table(made: Plan) -> Table:
     table = plain_table(part="left", count="right", share="right")
     table.add_column("", no_wrap=True)
     for part, count in made.parameters.items():
@@ -109,14 +109,14 @@ def _parametersplain_table(made: Plan) -> Table:
     return table
 
 
-def _costsplain_table(made: Plan) -> Table:
+def _costs_table(made: Plan) -> Table:
     table = plain_table(length="right", prediction="right", training="right")
     for cost in made.costs:
         table.add_row(f"{cost.length:,}", terminal.readable(cost.prediction), terminal.readable(cost.training))
     return table
 
 
-def _memoryplain_table(memory: Memory) -> Table:
+def _memory_table(memory: Memory) -> Table:
     table = plain_table(part="left", size="right")
     for name in ("weights", "gradients", "optimiser", "activations"):
         table.add_row(name, terminal.readable_bytes(getattr(memory, name)))

@@ -18,8 +18,8 @@ from qkv.cli.console import SECONDS_BETWEEN_LINES, Settings, say, stdout
 if TYPE_CHECKING:
     from qkv.config.recipe import Recipe
     from qkv.metrics import TestMetrics
-    from qkv.train.loop import Report
-    from qkv.train.trainer import Trainer
+    from qkv.training.loop import Report
+    from qkv.training.trainer import Trainer
 
 SHOWN = {  # validation metrics shown while training
     "accuracy": "accuracy",
@@ -99,7 +99,7 @@ class Stop:
 def run_training(recipe: Recipe, folder: Path) -> tuple[int, TestMetrics | None]:
     """Train in a folder, with progress on stderr. The exit code, and the test metrics of a finished model."""
     from qkv.plots import save_curves
-    from qkv.train.trainer import open_trainer
+    from qkv.training.trainer import open_trainer
 
     with open_trainer(recipe, folder, say) as trainer:
         _introduce(trainer)

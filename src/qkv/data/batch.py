@@ -46,10 +46,12 @@ class Padded:
     real_tokens: int
 
     @staticmethod
-    def of(ids: Sequence[ArrayLike], segments: Sequence[ArrayLike] | None = None, *, pad: int = 0) -> Padded:
-        """Token ids, and segments where there are pairs."""
+    def of(
+        ids: Sequence[ArrayLike], segments: Sequence[ArrayLike] | None = None, *, pad: int = 0, min_length: int = 1
+    ) -> Padded:
+        """Token ids, and segments where there are pairs. `min_length` is L where all sequences are shorter."""
         lengths_B = np.array([np.size(one) for one in ids])
-        shape = (len(ids), int(lengths_B.max(initial=1)))
+        shape = (len(ids), int(lengths_B.max(initial=min_length)))
         tokens_BL, segments_BL = np.full(shape, pad, np.int64), np.zeros(shape, np.int64)
         for row, length in enumerate(lengths_B):
             tokens_BL[row, :length] = ids[row]
@@ -59,7 +61,7 @@ class Padded:
         return Padded(torch.from_numpy(tokens_BL), keep_BL, torch.from_numpy(segments_BL), int(lengths_B.sum()))
 
     @property
-    def mask_BL(self) -> Tensor | None:
+    def keep_if_padded(self) -> Tensor | None:
         """`keep_BL`, or None where nothing is padding: attention without a mask is faster."""
         return None if bool(self.keep_BL.all()) else self.keep_BL
 

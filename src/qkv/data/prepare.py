@@ -112,6 +112,7 @@ def _make(corpus: Corpus, wanted: TokenizerConfig | Tokenizer, folder: Path, say
     say("reading the corpus" if isinstance(wanted, Tokenizer) else "reading the corpus and training the tokenizer")
     tokenizer, target = _tokenizers(corpus, wanted, tally)
     labels = _labels(corpus, tally)
+    facts = {"labels": list(labels), "counts": tally.counts, "bytes": tally.text_bytes, "notes": tally.notes()}
     say(f"tokenising {sum(sum(c.values()) for c in tally.counts.values()):,} {format.unit}")
     with disk.new_folder(folder) as made:
         (made / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
@@ -124,14 +125,29 @@ def _make(corpus: Corpus, wanted: TokenizerConfig | Tokenizer, folder: Path, say
                     write_sentences(rows, tokenizer, format.sentences, writer)
                 else:
                     write_rows(rows, tokenizer, target, lambda row: _number(corpus, labels, row), writer)
-        facts = {"labels": list(labels), "counts": tally.counts, "bytes": tally.text_bytes, "notes": tally.notes()}
         (made / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
         corpus.check_unchanged()
 
 
 def _is_whole(corpus: Corpus, row: Row) -> bool:
     """Whether a row has text and label."""
-    return corpus.format.has_text(row) and corpus.format.label(corpus, row) is not None
+    return _has_text(corpus, row) and _counted_as(corpus, row) is not None
+
+
+def _has_text(corpus: Corpus, row: Row) -> bool:
+    parts = (row.text, row.pair or "")
+    return all(part.strip() for part in parts) if corpus.format.aligned else any(part.strip() for part in parts)
+
+
+def _counted_as(corpus: Corpus, row: Row) -> str | None:
+    """What a row is counted as: its label; None where it has none and is left out."""
+    if corpus.format.labels == "none":
+        return corpus.format.unit
+    label = corpus.label_of(row)
+    if label is None or corpus.format.labels == "classes":
+        return label
+    parse_number(label, row.place)
+    return corpus.format.unit
 
 
 def _has_pairs(corpus: Corpus) -> bool:
@@ -172,8 +188,8 @@ def _training_rows(corpus: Corpus, tally: _Tally) -> Iterator[Row]:
     """The training rows for the tokenizer, as many as it needs; all rows are counted on the way."""
     given = 0
     for split, row in corpus.rows(left_out=tally.count_held_out):
-        label = corpus.format.label(corpus, row)
-        if not corpus.format.has_text(row):
+        label = _counted_as(corpus, row)
+        if not _has_text(corpus, row):
             tally.empty += 1
             tally.first_empty = tally.first_empty or row.place
         elif label is None:

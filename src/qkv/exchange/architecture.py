@@ -143,7 +143,6 @@ def same_names(**names: str) -> Table:
     return {ours.replace("__", "."): same(theirs) for ours, theirs in names.items()}
 
 
-TEXT_HEADS = ("classification", "regression")
 TIED_OUTPUT = {"output": {"tie_word_embeddings": True}}
 UNTIED = {"none": {"tie_word_embeddings": False}}
 POST = {"norm": "layer", "norm_place": "post", "final_norm": False}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from qkv.config.recipe import TEXT_HEADS
 from qkv.exchange.architecture import (
     DECODER,
-    TEXT_HEADS,
     TIED_OUTPUT,
     UNTIED,
     Architecture,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from qkv.config.recipe import TEXT_HEADS
 from qkv.exchange.architecture import (
     ENCODER,
-    TEXT_HEADS,
     TIED_OUTPUT,
     UNTIED,
     Architecture,

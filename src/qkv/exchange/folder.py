@@ -1,6 +1,6 @@
 """A Hugging Face folder on disk: read with suspicion, written whole or not at all.
 
-This file knows files, not architectures. A folder may come from a stranger: everything in it is checked before a tensor
+This file knows files, not architectures. A folder may be hostile: everything in it is checked before a tensor
 is asked for, and nothing in it is ever run. Weights are read from safetensors only, because every other format of
 weights is a program or can hold one.
 """
@@ -209,7 +209,7 @@ def _described(opened: Any, file: Path) -> Iterator[tuple[str, tuple[int, ...], 
 
 
 def _shown(found: Any) -> str:
-    """What a stranger wrote, fit for an error message: short, and without codes that move a cursor."""
+    """Untrusted text for an error message: short, and without control characters."""
     text = str(found)[:200]
     return text if text.isprintable() else ascii(text)
 
@@ -236,7 +236,7 @@ def write_folder(
     needed = weights + sum(len(content) + 4096 for content in [*own.values(), *files.values()])
     try:
         _check_place(target, needed)
-        with new_folder(target, manifest=False) as folder:
+        with new_folder(target, manifest=False, locked=False) as folder:
             _fill(folder, {**own, **files}, tensors)
             if last is not None:
                 (folder / "README.md").write_text(last(folder), encoding="utf-8")

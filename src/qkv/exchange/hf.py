@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from qkv.config.recipe import ModelConfig
+from qkv.config.recipe import TEXT_HEADS, ModelConfig
 from qkv.exchange.architecture import ACTIVATION_NAMES, Architecture, Variant, WeightRule, sinusoid
 from qkv.exchange.decoders import DECODERS
 from qkv.exchange.encoder_decoders import ENCODER_DECODERS
@@ -357,7 +357,7 @@ def _write_config(
     for key in architecture.activation:
         written[key] = next(name for name, ours in ACTIVATION_NAMES.items() if ours == full.activation)
     written |= architecture.tied.get(full.tied, {})
-    if full.head in ("classification", "regression"):
+    if full.head in TEXT_HEADS:
         count = full.classes if full.head == "classification" else 1
         written.setdefault("id2label", {str(i): f"LABEL_{i}" for i in range(count)})
         written.setdefault("label2id", {label: int(i) for i, label in written["id2label"].items()})

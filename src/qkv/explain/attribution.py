@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from qkv.config.recipe import TEXT_HEADS
 from qkv.data.truncation import spans_of
 from qkv.model.masks import positions_of
 from qkv.model.transformer import Decoder, Encoder, EncoderDecoder
@@ -97,7 +98,7 @@ def _gradient(model: Encoder | Decoder, x_NLD: Tensor, label: int) -> Tensor:
 def _label_number(predictor: Predictor, text: str, label: str | None) -> int:
     """The output to attribute: that of the label, or the only one there is."""
     head, labels = predictor.config.head, predictor.labels
-    if head not in ("classification", "regression"):
+    if head not in TEXT_HEADS:
         raise UserError(f"this model has head = {head!r}; attributions need classification or regression")
     if label is not None and label not in labels:
         raise UserError(

@@ -26,9 +26,9 @@ from qkv.labs.lab import Setting
 from qkv.model.transformer import Decoder, Model
 from qkv.tasks.task import Validation
 from qkv.tokenizer.tokenizer import Tokenizer
-from qkv.train.build import build_state, open_data
-from qkv.train.loop import train
-from qkv.train.model_files import final_model, tokenizer_files
+from qkv.training.build import build_state, open_data
+from qkv.training.loop import train
+from qkv.training.model_files import final_model, tokenizer_files
 
 NEVER = 10**9
 

@@ -75,7 +75,7 @@ def _section(result: Result) -> str:
         f'<p><span class="verdict">{SIGNS[result.verdict]} {escape(result.verdict)}</span> {_inline(result.answer)}</p>'
         f'{explained}<p class="formula">{escape(lab.formula)}</p><div class="picture">{svg(result)}</div>'
         f"{_numbers(result)}<p>Try: </p><ul>{tries}</ul><p>Read: {read}; this lab is "
-        f"<code>src/qkv/labs/{escape(lab.name.replace('-', '_'))}.py</code>.</p></section>"
+        f"<code>src/qkv/labs/experiments/{escape(lab.name.replace('-', '_'))}.py</code>.</p></section>"
     )
 
 

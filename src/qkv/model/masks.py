@@ -29,9 +29,10 @@ def check_shape(name: str, keep: Tensor | None, rows: int, queries: int, keys: i
 
 
 def causal(pos_q: Tensor, pos_k: Tensor) -> Tensor:
-    """No position sees a later one (B or 1, 1, L, S). No future token changes a past logit (`qkv lab mask`).
+    """No position sees a later one (B or 1, 1, L, S).
 
-    It compares positions, not indices, so that it is also right where one new query meets many cached keys.
+    No future token changes a past logit (measured by `qkv lab mask`). It compares positions, not indices, so that it
+    is also right where one new query meets many cached keys.
     """
     return (pos_k[:, None, :] <= pos_q[:, :, None])[:, None]
 

@@ -95,7 +95,7 @@ class Learned(_NoFrame, _NoRotate, _NoBias):
         except IndexError:
             raise UserError(
                 f"position {int(pos.max())} has no learned vector: model.context = {self.context} allows 0 to "
-                f"{self.context - 1}; cut the input, or train with a larger context or other positions"
+                f"{self.context - 1}; truncate the input, or train with a larger context or other positions"
             ) from None
 
 

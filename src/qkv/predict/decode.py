@@ -139,7 +139,8 @@ def beam(
     """Beam search: of all continuations of its hypotheses, each text keeps the `width` most probable. One that ends is
     complete and keeps its slot (Sutskever et al., 2014), so a beam of 1 is greedy decoding.
 
-    Greedy decoding takes A (0.7) and ends with 0.07; a beam of two finds B (0.3) with 0.27 (`qkv lab beam`).
+    Greedy decoding takes A (0.7) and ends with 0.07. A beam of two finds B (0.3) with 0.27 (measured by `qkv lab
+    beam`).
 
     A text stops as soon as its `best` answers are certain. This is exact: log-probabilities only fall, and the penalty
     is largest at one end of the remaining lengths, so no live hypothesis can score more than its present

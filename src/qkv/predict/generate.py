@@ -42,7 +42,7 @@ class GenerationOptions:
         d = self.decode
         if d.beam > 1 and (d.temperature or self.stop):
             what = f"temperature = {d.temperature}" if d.temperature else "stop"
-            raise UserError(f"{what} is for sampling and greedy decoding; remove it, or set beam = 1 (now {d.beam})")
+            raise UserError(f"{what}: not used by a beam search; remove it, or set beam = 1 (now {d.beam})")
         if not 1 <= self.best <= d.beam:
             raise UserError(f"best = {self.best}: must be at least 1 and at most decode.beam = {d.beam}")
         if not 0 <= self.seed < 2**63:

@@ -74,7 +74,8 @@ class TextBatch:
     @staticmethod
     def of(numbers: list[int], texts: Sequence[Text], everything: list[Encoded]) -> TextBatch:
         encoded = [everything[n] for n in numbers]
-        padded = Padded.of([one.ids for one in encoded], [one.segments for one in encoded])
+        ids, segments = [one.ids for one in encoded], [one.segments for one in encoded]
+        padded = Padded.of(ids, segments, min_length=0)  # the model refuses a text of no tokens
         return TextBatch(numbers, [texts[n] for n in numbers], encoded, padded)
 
     def some(self, rows: list[int]) -> TextBatch:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qkv.config.recipe import DecodeConfig, ModelConfig, Recipe
+from qkv.config.recipe import TEXT_HEADS, DecodeConfig, ModelConfig, Recipe
 from qkv.data.prepare import TARGET
 from qkv.data.truncation import spans_of
 from qkv.exchange.folder import Folder, open_folder
@@ -105,11 +105,11 @@ class Predictor:
         recipe, such as `beam=5`. `progress` is called with the number of texts that were just done.
         """
         texts = _checked_texts(texts)
-        options = self.generation_options(best, seed, stop, **decode)
+        _check_options(decode)
         if not 1 <= top <= self.config.vocabulary:
             raise UserError(f"top = {top}: must be at least 1 and at most {self.config.vocabulary:,}")
         head, model = self.config.head, self.model
-        if head in ("classification", "regression"):
+        if head in TEXT_HEADS:
             return self._classify(texts, progress)
         if head == "none":
             raise UserError(
@@ -120,15 +120,14 @@ class Predictor:
             raise UserError(f"text {pairs[0] + 1} is a pair; this model takes single texts")
         if isinstance(model, Encoder):
             return self._in_batches(texts, lambda batch: self._pretraining(model, batch, top), progress)
+        options = self.generation_options(best, seed, stop, **decode)
         return self._generate(model, [str(text) for text in texts], options, progress)
 
     def generation_options(
         self, best: int = 1, seed: int = 0, stop: Sequence[str] = (), **decode: Any
     ) -> GenerationOptions:
         """The recipe's [decode], with what is given here in its place."""
-        unknown = [name for name in decode if name not in DecodeConfig.model_fields]
-        if unknown:
-            raise UserError(f"{unknown[0]}: unknown option; {nearest(unknown[0], DecodeConfig.model_fields)}")
+        _check_options(decode)
         chosen = {name: value for name, value in decode.items() if value is not None}
         settings = self.input_options.decode.replace(**chosen)
         if settings.max_tokens == 0 and self.config.positions == "learned":
@@ -201,7 +200,7 @@ class Predictor:
         self, texts: Sequence[Text], answer: Callable[[TextBatch], list[T]], progress: Progress = _no_progress
     ) -> list[T]:
         """Answers in the order of the texts."""
-        literal = self.input_options.literal and self.config.head in ("none", "classification", "regression")
+        literal = self.input_options.literal and self.config.head in ("none", *TEXT_HEADS)
         encoded = self.tokenizer.encode(texts, self.max_length(), literal=literal)
         for number, one in enumerate(encoded, 1):
             if not one.ids:
@@ -384,6 +383,12 @@ def _labelled(text: Text, labels: Sequence[str], logits_C: Tensor, truncated: bo
 def _start(text: Text) -> str:
     """The beginning of a text, to recognise it by."""
     return (text if isinstance(text, str) else text[0])[:40]
+
+
+def _check_options(decode: Mapping[str, Any]) -> None:
+    for name in decode:
+        if name not in DecodeConfig.model_fields:
+            raise UserError(f"{name}: unknown option; {nearest(name, DecodeConfig.model_fields)}")
 
 
 def _checked_texts(texts: Sequence[Text]) -> list[Text]:

@@ -1,7 +1,10 @@
 """One file a task: its dataset, loss, validation, test, and what its model card says.
 
-To add a task: write `tasks/NAME.py` that ends with a `Task`, add it to `TASKS`, and add its name and its families to
-`Task` and `FAMILIES_OF_TASK` in `config/recipe.py`.
+To add a task with an existing head: write `tasks/NAME.py` that ends with a `Task` record and add it to `TASKS`. In
+`config/recipe.py` add its name to `TaskName`, its families to `FAMILIES_OF_TASK`, and its name to the `tasks=` of the
+keys that it reads. `tests/tasks/test_task.py` says what must hold. A new head also needs: `Head` in `config/recipe.py`,
+`model/heads.py` and `model/build.py`, a prediction in `predict/predictor.py` (which chooses by head, not by task), and
+its Hugging Face class in `exchange/`.
 """
 
 from __future__ import annotations

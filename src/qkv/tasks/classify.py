@@ -18,7 +18,7 @@ from qkv.data.store import Store
 from qkv.model.transformer import EncoderDecoder, Model
 from qkv.predict.predictor import Predictor
 from qkv.schema import Say, UserError, listed
-from qkv.tasks.task import Labelled, Loss, Task, Validation, subset
+from qkv.tasks.task import Labelled, Loss, Task, Validation, training_rows
 from qkv.tasks.texts import (
     LabelBatch,
     TextDataset,
@@ -32,7 +32,7 @@ from qkv.tasks.texts import (
 
 
 def datasets(recipe: Recipe, prepared: Prepared) -> tuple[TextDataset, TextDataset]:
-    train = prepared.train.take(subset(len(prepared.train), recipe))
+    train = training_rows(prepared.train, recipe)
     return _dataset(recipe, prepared, train), _dataset(recipe, prepared, prepared.validation)
 
 

@@ -29,7 +29,7 @@ from qkv.predict.predictor import Predictor
 from qkv.schema import Say, UserError
 from qkv.streams import stream
 from qkv.tasks.next_token import NextTokenBatch, end_ids, evaluate, loss
-from qkv.tasks.task import DEFAULT_LENGTH, EVALUATION, Labelled, Task, Validation, subset
+from qkv.tasks.task import EVALUATION, EVALUATION_LENGTH, Labelled, Task, Validation, training_rows
 from qkv.tokenizer.tokenizer import Tokenizer
 
 MANY = 16  # windows from which on a document gets one more, so that all of them can begin anywhere
@@ -85,14 +85,14 @@ class Windows:
             self._tokens(*one) for one in zip(documents_B.tolist(), begins_B.tolist(), sizes_B.tolist(), strict=True)
         ]
         padded = Padded.of([tokens[:-1] for tokens in spans], pad=self.pad)
-        mask_BL = padded.mask_BL
+        keep_BL = padded.keep_if_padded
         return NextTokenBatch(
             tokens_BL=padded.tokens_BL,
-            keep_BL=mask_BL,
+            keep_BL=keep_BL,
             segments_BL=None,
             examples_B=examples_B,
             real_tokens=padded.real_tokens,
-            positions_N=None if mask_BL is None else mask_BL.flatten().nonzero()[:, 0],
+            positions_N=None if keep_BL is None else keep_BL.flatten().nonzero()[:, 0],
             targets_N=torch.from_numpy(np.concatenate([tokens[1:] for tokens in spans])),
         )
 
@@ -163,7 +163,7 @@ def window_dataset(recipe: Recipe, store: Store, tokenizer: Tokenizer, text_byte
 
 
 def datasets(recipe: Recipe, prepared: Prepared) -> tuple[WindowDataset, WindowDataset]:
-    store, tokenizer = prepared.train.take(subset(len(prepared.train), recipe)), prepared.tokenizer
+    store, tokenizer = training_rows(prepared.train, recipe), prepared.tokenizer
     train = window_dataset(recipe, store, tokenizer)
     if not train.sampler.batches:
         raise UserError(f"{recipe.data.corpus}: its texts have no tokens, so there is nothing to train on")
@@ -185,7 +185,7 @@ def test(predictor: Predictor, rows: Iterable[Labelled], recipe: Recipe | None, 
     if not whole:
         raise UserError("no documents with text to evaluate on")
     if recipe is None or recipe.task != "complete":
-        length = min(DEFAULT_LENGTH, predictor.max_length() or DEFAULT_LENGTH)
+        length = min(EVALUATION_LENGTH, predictor.max_length() or EVALUATION_LENGTH)
         table = {"task": "complete", "data": {"length": length}, "train": {"batch_tokens": 8192}}
         recipe = Recipe.read({**table, "model": {"family": "decoder", "vocabulary": predictor.config.vocabulary}})
     recipe = recipe.replace(train=recipe.train.replace(eval_tokens=0).model_dump())

@@ -1,6 +1,6 @@
-"""Masked-token prediction and next-sentence prediction: BERT's pre-training (Devlin et al., 2019).
+"""Masked language modelling (MLM) and next-sentence prediction (NSP): BERT's pre-training (Devlin et al., 2019).
 
-N masked tokens · M pairs · B examples of a batch · L tokens of the longest
+Of a batch: B examples · L tokens of the longest · N masked tokens · M pairs. Of a dataset: N examples
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from qkv.predict.predictor import Predictor
 from qkv.schema import Say, UserError
 from qkv.tasks.masking import Masking
 from qkv.tasks.passages import Negatives, passages_of
-from qkv.tasks.task import DEFAULT_LENGTH, EVALUATION, Labelled, Loss, Task, Validation, subset
+from qkv.tasks.task import EVALUATION, EVALUATION_LENGTH, Labelled, Loss, Task, Validation, subset
 from qkv.tokenizer.tokenizer import Template, Tokenizer
 
 
 @dataclass(frozen=True)
 class MaskedBatch(Batch):
-    """Texts or pairs with masked tokens. Targets are listed with their positions: no value means "ignore", so neither
-    loss can take the other's targets for its own."""
+    """Texts or pairs with masked tokens. Targets are listed with their positions, so there is no ignore index."""
 
     positions_N: Tensor  # of the masked tokens, in the flattened tokens (row * L + column), ascending
     targets_N: Tensor  # the original tokens
@@ -74,7 +73,7 @@ class MaskedDataset:
 
     def collate(self, examples_B: Ints, epoch: int) -> MaskedBatch:
         ids, segments, positions, targets = [], [], list[Ints](), list[Ints]()
-        pairs, negatives = list[int](), list[int]()
+        pairs, is_negative_M = list[int](), list[int]()
         for row, number in enumerate(examples_B.tolist()):
             tokens_L, segments_L, is_negative = self._example(number, epoch)
             masked, at = self.masking(tokens_L, epoch, number)
@@ -84,20 +83,20 @@ class MaskedDataset:
             targets.append(tokens_L[at])
             if is_negative is not None:
                 pairs.append(row)
-                negatives.append(int(is_negative))
+                is_negative_M.append(int(is_negative))
         padded = Padded.of(ids, segments, pad=self.pad)
         length = padded.tokens_BL.shape[1]
         flat = np.concatenate([row * length + at for row, at in enumerate(positions)])
         return MaskedBatch(
             tokens_BL=padded.tokens_BL,
-            keep_BL=padded.mask_BL,
+            keep_BL=padded.keep_if_padded,
             segments_BL=padded.segments_BL if len(self.negatives.members_M) else None,
             examples_B=examples_B,
             real_tokens=padded.real_tokens,
             positions_N=torch.from_numpy(flat),
             targets_N=torch.from_numpy(np.concatenate(targets)),
             pairs_M=torch.tensor(pairs, dtype=torch.long),
-            negatives_M=torch.tensor(negatives, dtype=torch.long),
+            negatives_M=torch.tensor(is_negative_M, dtype=torch.long),
         )
 
     def _example(self, number: int, epoch: int) -> tuple[Ints, Ints, bool | None]:
@@ -170,7 +169,8 @@ def batch_logits(model: Model, batch: MaskedBatch) -> tuple[Tensor, Tensor | Non
 
 
 def loss(model: Model, batch: MaskedBatch, recipe: Recipe | None = None) -> Loss:
-    """Cross-entropy of the masked tokens, and of next-sentence prediction. Each has its own targets and count."""
+    """Total cross-entropy of the masked tokens, and of next-sentence prediction. The training loop divides each by its
+    count (`MaskedBatch.counts`)."""
     tokens_NV, pairs_M2 = batch_logits(model, batch)
     totals = {"token": F.cross_entropy(tokens_NV, batch.targets_N, reduction="sum")}
     if pairs_M2 is not None:
@@ -208,7 +208,7 @@ def validate(model: Model, dataset: MaskedDataset) -> Validation:
 def test(predictor: Predictor, rows: Iterable[Labelled], recipe: Recipe | None, say: Say) -> dict[str, Metrics]:
     """The metrics of `validate` on raw documents."""
     if recipe is None:
-        length = min(DEFAULT_LENGTH, predictor.max_length() or DEFAULT_LENGTH)
+        length = min(EVALUATION_LENGTH, predictor.max_length() or EVALUATION_LENGTH)
         table = {"task": "fill", "data": {"length": length}, "train": {"batch_tokens": 8192}}
         recipe = Recipe.read({**table, "model": {"vocabulary": predictor.config.vocabulary}})
     both = predictor.config.head == "pretraining"

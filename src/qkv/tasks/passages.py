@@ -28,8 +28,8 @@ LEAST = 8  # second texts of a length
 def passages_of(store: Store, room: int, *, pairs: bool, seed: int) -> Examples:
     """Whole sentences of one document, as many as `room` tokens hold, all passages of a document about equally long; a
     sentence longer than half of the room is broken. If `pairs`, a passage of two sentences or more is split after one
-    of them, never inside one: half a sentence would reveal what follows. A row of the store is a sentence, its label the
-    number of its document."""
+    of them, never inside one: half a sentence would reveal what follows. A row of the store is a sentence, its label
+    the number of its document."""
     starts, documents = store.starts_R.tolist(), store.labels_R
     edges = np.flatnonzero(np.diff(documents, prepend=-1, append=-1)).tolist()
     table = list[tuple[int, int, int, int]]()  # document, begin, where it is split (the end: nowhere), end

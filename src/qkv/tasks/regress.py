@@ -16,7 +16,7 @@ from qkv.data.prepare import Prepared
 from qkv.model.transformer import EncoderDecoder, Model
 from qkv.predict.predictor import Predictor
 from qkv.schema import Say
-from qkv.tasks.task import Labelled, Loss, Task, Validation, subset
+from qkv.tasks.task import Labelled, Loss, Task, Validation, subset, training_rows
 from qkv.tasks.texts import (
     LabelBatch,
     TextDataset,
@@ -31,7 +31,7 @@ from qkv.tasks.texts import (
 
 def datasets(recipe: Recipe, prepared: Prepared) -> tuple[TextDataset, TextDataset]:
     mean, deviation = mean_and_deviation(recipe, prepared)
-    train = prepared.train.take(subset(len(prepared.train), recipe))
+    train = training_rows(prepared.train, recipe)
     made = [text_dataset(recipe, store, prepared.tokenizer) for store in (train, prepared.validation)]
     first, second = (
         replace(

@@ -19,6 +19,7 @@ from qkv.corpus.files import Row
 from qkv.data.batch import Batch
 from qkv.data.prepare import Prepared
 from qkv.data.sampler import BatchSampler
+from qkv.data.store import Store
 from qkv.metrics import TestMetrics
 from qkv.model.transformer import Model
 from qkv.predict.predictor import Predictor
@@ -29,7 +30,7 @@ Ints = NDArray[np.int64]
 Loss = dict[str, Tensor]  # part -> total over the batch; totals can be added over micro-batches, means cannot
 Labelled = tuple[str | None, Row]  # a row, and its label as the model names it
 EVALUATION = 2**63  # the "epoch" of an evaluation: always the same random choices, and never those of training
-DEFAULT_LENGTH = 128  # tokens, to evaluate a model that does not say how long its training examples were
+EVALUATION_LENGTH = 128  # tokens, to evaluate a model that does not say how long its training examples were
 
 
 class Dataset(Protocol):
@@ -91,7 +92,10 @@ class Task:
 
 def subset(count: int, recipe: Recipe) -> Ints:
     """Which of `count` rows are trained on (data.rows), in their order."""
-    rows = recipe.data.rows
-    if rows == 0 or rows >= count:
-        return np.arange(count)
-    return np.sort(permutation(stream(recipe.seed, "order", 0, 2), count)[:rows])
+    chosen = permutation(stream(recipe.seed, "order", 0, 2), count)[: recipe.data.rows]
+    return np.sort(chosen) if 0 < recipe.data.rows < count else np.arange(count)
+
+
+def training_rows(store: Store, recipe: Recipe) -> Store:
+    """The rows of a store that are trained on."""
+    return store if recipe.data.rows == 0 else store.take(subset(len(store), recipe))

@@ -77,7 +77,7 @@ class TextDataset:
         rows_B = self.examples.rows_N[examples_B]
         return LabelBatch(
             tokens_BL=padded.tokens_BL,
-            keep_BL=padded.mask_BL,
+            keep_BL=padded.keep_if_padded,
             segments_BL=padded.segments_BL if self.store.pairs else None,
             examples_B=examples_B,
             real_tokens=padded.real_tokens,

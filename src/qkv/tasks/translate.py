@@ -24,7 +24,7 @@ from qkv.model.transformer import Model
 from qkv.predict.predictor import Predictor
 from qkv.schema import Say, UserError
 from qkv.tasks.next_token import NextTokenBatch, end_ids, evaluate, loss
-from qkv.tasks.task import EVALUATION, Labelled, Task, Validation, subset
+from qkv.tasks.task import EVALUATION, Labelled, Task, Validation, training_rows
 from qkv.tokenizer.tokenizer import Template, Tokenizer
 
 
@@ -57,17 +57,17 @@ class TranslationDataset:
         targets = [self.store.slice(span) for span in zip(middle, stop, strict=True)]
         source = Padded.of([framed(one, None, self.template)[0] for one in sources], pad=self.pad)
         given = Padded.of([np.concatenate([[self.start], one]) for one in targets], pad=self.target_pad)
-        mask_BL = given.mask_BL
+        keep_BL = given.keep_if_padded
         return NextTokenBatch(
             tokens_BL=given.tokens_BL,
-            keep_BL=mask_BL,
+            keep_BL=keep_BL,
             segments_BL=None,
             examples_B=examples_B,
             real_tokens=given.real_tokens + source.real_tokens,
-            positions_N=None if mask_BL is None else mask_BL.flatten().nonzero()[:, 0],
+            positions_N=None if keep_BL is None else keep_BL.flatten().nonzero()[:, 0],
             targets_N=torch.from_numpy(np.concatenate([part for one in targets for part in (one, [self.end])])),
             source_BS=source.tokens_BL,
-            source_keep_BS=source.mask_BL,
+            source_keep_BS=source.keep_if_padded,
         )
 
     def evaluation_batches(self) -> Iterator[NextTokenBatch]:
@@ -101,7 +101,7 @@ def translation_dataset(
 
 
 def datasets(recipe: Recipe, prepared: Prepared) -> tuple[TranslationDataset, TranslationDataset]:
-    stores = prepared.train.take(subset(len(prepared.train), recipe)), prepared.validation
+    stores = training_rows(prepared.train, recipe), prepared.validation
     train, validation = (translation_dataset(recipe, store, prepared.tokenizer, prepared.target) for store in stores)
     if not train.sampler.batches:
         found = f"all pairs are longer than {recipe.data.length} tokens (data.length)"

@@ -167,11 +167,15 @@ class Tokenizer:
 
     def template(self, *, pair: bool) -> Template:
         """The special tokens that this tokenizer puts around a text, or around a pair."""
-        return self._templates[pair]
+        return self._pair_template if pair else self._single_template
 
     @cached_property
-    def _templates(self) -> dict[bool, Template]:
-        return {pair: self._probed(pair) for pair in (False, True)}
+    def _single_template(self) -> Template:
+        return self._probed(pair=False)
+
+    @cached_property
+    def _pair_template(self) -> Template:
+        return self._probed(pair=True)
 
     def _probed(self, pair: bool) -> Template:
         """Found by encoding a word and comparing: a tokenizer.json can define a template in many ways."""

@@ -13,7 +13,7 @@ from qkv.config import presets
 from qkv.config.recipe import Recipe
 from qkv.schema import UserError, nearest, override, read_toml
 
-TASK_OF_FAMILY = {"encoder": "classify", "decoder": "complete", "encoder-decoder": "translate"}
+DEFAULT_TASKS = {"encoder": "classify", "decoder": "complete", "encoder-decoder": "translate"}
 
 
 def names() -> list[str]:
@@ -31,7 +31,7 @@ def resolve(source: str, settings: Iterable[str] = ()) -> Recipe:
     if source in names():
         table: dict[str, Any] = tomllib.loads(_text(source))
     elif source in presets.names():
-        table = {"model": {"preset": source}, "task": TASK_OF_FAMILY[presets.load(source).family]}
+        table = {"model": {"preset": source}, "task": DEFAULT_TASKS[presets.load(source).family]}
     elif source.endswith(".toml") or os.path.exists(source):  # noqa: PTH110  (Path raises where a name is too long)
         table = read_toml(Path(source))
     else:

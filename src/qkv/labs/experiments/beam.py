@@ -142,7 +142,7 @@ LAB = Lab(
     claims=(
         Claim(
             "greedy",
-            "Greedy search takes A (0.7) and ends with 0.07.",
+            "Greedy decoding takes A (0.7) and ends with 0.07.",
             "textbook",
             "probability of its answer",
             Rule(0.07 - 1e-6, 0.07 + 1e-6),
@@ -187,7 +187,7 @@ LAB = Lab(
     ),
     measure=measure,
     draw=draw,
-    read=("decode.py", "generation.py"),
+    read=("predict/decode.py", "predict/generate.py"),
     tries=("qkv predict bundled-en-fr 'Where is the station?' --show-beams", "qkv lab beam RUN"),
     looks_at=("encoder-decoder",),
 )

@@ -175,7 +175,7 @@ LAB = Lab(
     ),
     measure=measure,
     draw=draw,
-    read=("model/transformer.py", "data/masking.py"),
+    read=("model/transformer.py", "tasks/masking.py"),
     tries=("qkv predict bundled-encoder 'i [MASK] this film very much .'", "qkv lab context RUN"),
     seeds=1,
     looks_at=("encoder",),

@@ -83,13 +83,13 @@ LAB = Lab(
     question="How many weights does a Transformer have, and where are they?",
     usual="768 x 768 = 589,824 for one projection; the base model of the paper has 65 million.",
     answer="One projection 768 wide has 589,824 weights, attention 2,359,296, with biases 2,362,368. The base model "
-    "with 37,000 shared pieces has 63,082,496, not 65 million.",
+    "with 37,000 shared tokens has 63,082,496, not 65 million.",
     paragraphs=(
         "A projection from 768 features to 768 features is a table of 768 x 768 numbers. Attention has four: for "
         "queries, keys, values and for what the heads found together. Cutting the 768 features into 12 heads of 64 "
         "changes nothing in the count: the heads share the same tables, each uses 64 of their rows.",
         "The lab does not compute formulas. It lays out the real models, without giving them memory, and counts what "
-        "is there. The base model of the 2017 paper comes to 63.1 million with its 37,000 pieces; the paper prints "
+        "is there. The base model of the 2017 paper comes to 63.1 million with its 37,000 tokens; the paper prints "
         "65 million. Every further piece costs 512 weights, so a vocabulary of about 40,700 would give the printed "
         "number.",
     ),
@@ -132,7 +132,7 @@ LAB = Lab(
         ),
         Claim(
             "base",
-            "The base model has 63,082,496 weights with 37,000 shared pieces.",
+            "The base model has 63,082,496 weights with a vocabulary of 37,000 shared tokens.",
             "counted here",
             "weights of vaswani-base",
             _exactly(63_082_496),
@@ -143,8 +143,8 @@ LAB = Lab(
             "Vaswani et al. 2017, table 3",
             "how far the model falls short of 65 million, as a share of it",
             Rule(0.01, 0.05),
-            correction="With the 37,000 shared pieces of the paper it has 63.1 million; 65 million would need about "
-            "40,700 pieces.",
+            correction="With the 37,000 shared tokens of the paper it has 63.1 million; 65 million would need about "
+            "40,700 tokens.",
         ),
     ),
     measure=measure,

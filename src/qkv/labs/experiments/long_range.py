@@ -167,7 +167,7 @@ LAB = Lab(
     claims=(
         Claim(
             "plateau",
-            "Masked-word training leaves its plateau far earlier with rotary than with learned positions.",
+            "Masked-token training leaves its plateau far earlier with rotary than with learned positions.",
             "measured while the bundled encoder was made",
             "loss with learned, less loss with rotary, equal steps",
             Rule(low=0.2),

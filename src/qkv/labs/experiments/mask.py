@@ -167,7 +167,7 @@ LAB = Lab(
         ),
         Claim(
             "future",
-            "No future word changes a past score.",
+            "No future token changes a past logit.",
             "Vaswani et al. 2017, section 3.2.3",
             "largest change of an earlier score when a later word is exchanged",
             Rule(high=0.0),

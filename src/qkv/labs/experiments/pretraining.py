@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from qkv.bundled import path_of
+from qkv.config.recipe import FAMILIES_OF_TASK, TaskName
 from qkv.labs import texts
 from qkv.labs.arms import Bench, bench, settings
 from qkv.labs.lab import Claim, Lab, Measured, Rule, Setting
@@ -141,10 +142,10 @@ def order_of_filling(predictor: Predictor) -> float:
 # --- what of it matters
 
 
-def pretrained(place: Bench, task: str, setting: Setting, **train: Any) -> str:
+def pretrained(place: Bench, task: TaskName, setting: Setting, **train: Any) -> str:
     """Pre-train a small model on stories for a moment; the folder it was written to."""
     corpus = place.text("stories", texts.stories(800, setting.seed))
-    family = "encoder" if task == "fill" else "decoder"
+    family = FAMILIES_OF_TASK[task][0]
     model: dict[str, Any] = {
         "family": family, "width": 64, "heads": 4, "layers": 2, "feedforward": 128, "positions": "rotary",
     }  # fmt: skip
@@ -232,7 +233,7 @@ def measure(setting: Setting) -> Measured:
 
 def draw(figure: Figure, measured: Sequence[Measured]) -> None:
     axes = figure.subplots()
-    names = {BUNDLED: "pre-trained", NONE: "from nothing"}
+    names = {BUNDLED: "pre-trained", NONE: "from scratch"}
     for number, (init, name) in enumerate(names.items()):
         rows = [one.series[init] for one in measured]
         means = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
@@ -252,8 +253,8 @@ def draw(figure: Figure, measured: Sequence[Measured]) -> None:
 LAB = Lab(
     name="pretraining",
     question="What is pre-training worth?",
-    usual="Fine-tuning after pre-training beats training from nothing; BERT also learns the logic between sentences.",
-    answer="It beats training from nothing, most where labels are few, and the same encoder serves different tasks. "
+    usual="Fine-tuning after pre-training beats training from scratch; BERT also learns the logic between sentences.",
+    answer="It beats training from scratch, most where labels are few, and the same encoder serves different tasks. "
     "Hidden words are enough of it; next words teach faster. Next sentence asks whether B is the next, not whether it "
     "follows; and an encoder that fills in words does not generate.",
     paragraphs=(
@@ -274,9 +275,9 @@ LAB = Lab(
     claims=(
         Claim(
             "beats",
-            "Fine-tuning after pre-training beats training from nothing.",
+            "Fine-tuning a pre-trained model beats training from scratch.",
             "Devlin et al. 2019",
-            "right answers with 20 labels, pre-trained less from nothing",
+            "right answers with 20 labels, pre-trained less from scratch",
             Rule(low=0.05),
         ),
         Claim(
@@ -329,7 +330,7 @@ LAB = Lab(
     ),
     measure=measure,
     draw=draw,
-    read=("learn/start.py", "data/masking.py"),
+    read=("training/pretrained.py", "tasks/masking.py"),
     full_seeds=8,
     tries=("qkv demo", "qkv predict bundled-encoder 'What a [MASK] film!'"),
 )

@@ -236,7 +236,7 @@ LAB = Lab(
     ),
     measure=measure,
     draw=draw,
-    read=("data/examples.py", "model/heads.py"),
+    read=("data/batch.py", "model/heads.py"),
     tries=("qkv lab context", "qkv lab special RUN"),
     seeds=5,
     full_seeds=6,

@@ -21,12 +21,12 @@ from qkv.predict.predictor import load_predictor
 from qkv.run.checkpoint import Checkpoint
 from qkv.run.folder import MAY_CHANGE, Run, changes
 from qkv.schema import Say, UserError, silent
-from qkv.train.averaging import average_tensors, averaged_model, restore_average
-from qkv.train.build import Resumed, TrainingData, build_state, check_recipe, fresh_model, open_data
-from qkv.train.loop import Progress, Report, TrainState, train
-from qkv.train.model_card import write_card
-from qkv.train.model_files import final_model, tokenizer_files
-from qkv.train.optim import optimiser_tensors, restore_optimiser
+from qkv.training.averaging import average_tensors, averaged_model, restore_average
+from qkv.training.build import Resumed, TrainingData, build_state, check_recipe, fresh_model, open_data
+from qkv.training.loop import Progress, Report, TrainState, train
+from qkv.training.model_card import write_card
+from qkv.training.model_files import final_model, tokenizer_files
+from qkv.training.optim import optimiser_tensors, restore_optimiser
 
 
 @dataclass
@@ -102,28 +102,39 @@ def open_trainer(recipe: Recipe, path: Path, say: Say = silent) -> Iterator[Trai
 
 
 def _open(recipe: Recipe, run: Run, say: Say) -> Trainer:
-    if run.begun:
-        run.check()
-    before = run.recipe if run.begun else None
-    threads = before.runtime.threads if before is not None and recipe.runtime.threads == 0 else recipe.runtime.threads
+    """Every reason for which a run does not resume is raised here, by `Run.check`, `_check_same`, `check_tokenizer` or
+    `_restore`."""
+    previous = _previous_recipe(run)
+    threads = recipe.runtime.threads or (previous.runtime.threads if previous is not None else 0)
     recipe = recipe.replace(runtime={"threads": runtime.start(threads)})
-    resumes = before is not None and run.can_resume()  # then all that init gave is in the run
-    resumed = Resumed(before, run.path / "tokenizer.json") if before is not None and resumes else None
+    resumed = None
+    if previous is not None and run.can_resume():  # the weights and the tokenizer of `init` are in the run
+        resumed = Resumed(previous, run.path / "tokenizer.json")
     data = open_data(recipe, say, resumed=resumed)
-    hashes = _known_hashes(run, data.prepared) if resumes else data.hashes()
+    hashes = data.hashes() if resumed is None else _known_hashes(run, data.prepared)
     files = tokenizer_files(data.prepared, data.recipe)
-    if before is not None:
-        _check_same(run, before, data.recipe, hashes)
+    if previous is not None:
+        _check_same(run, previous, data.recipe, hashes)
         check_tokenizer(run, files)
     state, notes = build_state(data)
     trainer = Trainer(run, data, state, notes=notes)
-    if before is None:
+    if previous is None:
         run.checkpoints.check_room(state.model.state_dict())
     with run.writing("the run"):
-        if before is None:
+        if previous is None:
             run.begin(data.recipe, files, hashes)
         _resume(trainer)
     return trainer
+
+
+def _previous_recipe(run: Run) -> Recipe | None:
+    """The recipe of the run that is already there; None where there is none."""
+    if not run.begun:
+        return None
+    run.check()
+    if run.recipe is None:
+        raise UserError(f"{run.path}: has a manifest but no recipe.toml, so it is not a run; choose another with -o")
+    return run.recipe
 
 
 def open_run_data(recipe: Recipe, run: Run) -> tuple[TrainingData, dict[str, str]]:
@@ -151,7 +162,8 @@ def fingerprint_of(prepared: Prepared) -> dict[str, Any]:
 
 
 def _check_same(run: Run, before: Recipe, now: Recipe, hashes: Mapping[str, str]) -> None:
-    """A run resumes with its own data, recipe and pre-trained model, or not at all."""
+    """A run resumes with its own data and recipe, or not at all; before its first checkpoint also with the same
+    pre-trained model."""
     then = run.hashes()
     if before.data == now.data and then.get("data") != hashes["data"]:
         raise UserError(f"{run.path}: the data has changed since this run was begun; train in another folder with -o")
@@ -170,20 +182,35 @@ def check_tokenizer(run: Run, files: Mapping[str, bytes]) -> None:
     """Another version of a library may train another tokenizer on the same data: every id would mean another token."""
     for name, content in files.items():
         if (run.path / name).read_bytes() != content:
-            raise UserError(f"{run.path / name}: this version trains another tokenizer on the same data; start over")
+            raise UserError(
+                f"{run.path / name}: this version trains another tokenizer on the same data; train in another folder "
+                "with -o"
+            )
 
 
 def _resume(trainer: Trainer) -> None:
-    """Restore the newest checkpoint that verifies. Damaged newer ones are set aside: their steps are made again."""
-    run, state = trainer.run, trainer.state
+    """Restore the newest checkpoint that verifies. Damaged newer ones are set aside: their steps are made again.
+    Without a checkpoint a finished run stays as it is, and any other starts at step 0."""
+    run, progress = trainer.run, trainer.state.progress
     checkpoint, damaged = run.checkpoints.newest()
     for step, wrong in damaged.items():
         instead = f"resuming from step {checkpoint.step:,}" if checkpoint else "training starts at step 0"
         aside = run.checkpoints.set_aside(step).name
         trainer.notes.append(f"{wrong}; {instead}, and the damaged checkpoint is kept as {aside}")
-    if checkpoint is None:
-        _start_over(trainer)
-        return
+    if checkpoint is not None:
+        _restore(trainer, checkpoint)
+    elif run.is_done():
+        progress.finished, progress.step = True, int(run.facts().get("step", 0))
+        trainer.resumed_at = progress.step
+    else:
+        if run.metrics() and not damaged:
+            trainer.notes.append("there is no checkpoint, so training starts at step 0")
+        run.cut_back(0)
+
+
+def _restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Resume from a checkpoint."""
+    run, state = trainer.run, trainer.state
     then, now = {"examples": 1, **checkpoint.fingerprint}, fingerprint_of(trainer.data.prepared)
     if then["examples"] != now["examples"]:
         raise UserError(
@@ -204,18 +231,6 @@ def _resume(trainer: Trainer) -> None:
     if best and run.facts().get("step") != best and best in run.checkpoints.steps():
         restore_root(run, trainer.data, best)  # a later model was never confirmed by a checkpoint
     trainer.notes += [f"{sentence}: the last bits will differ" for sentence in runtime.differences(then, now)]
-
-
-def _start_over(trainer: Trainer) -> None:
-    """No checkpoint: a finished run stays as it is, any other starts at step 0."""
-    run, progress = trainer.run, trainer.state.progress
-    if run.is_done():
-        progress.finished, progress.step = True, int(run.facts().get("step", 0))
-        trainer.resumed_at = progress.step
-        return
-    if run.metrics() and not any("training starts at step 0" in note for note in trainer.notes):
-        trainer.notes.append("no checkpoint is left, so training starts at step 0")
-    run.cut_back(0)
 
 
 def restore_root(run: Run, data: TrainingData, step: int) -> None:

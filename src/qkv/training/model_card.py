@@ -11,8 +11,8 @@ from qkv.corpus import catalog
 from qkv.corpus.corpus import BOTH
 from qkv.metrics import Metrics, TestMetrics
 from qkv.tasks.task import Task
-from qkv.train.build import TrainingData
-from qkv.train.loop import Progress
+from qkv.training.build import TrainingData
+from qkv.training.loop import Progress
 
 
 def write_card(

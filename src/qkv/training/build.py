@@ -20,8 +20,8 @@ from qkv.schema import Say, UserError, silent
 from qkv.tasks import TASKS
 from qkv.tasks.task import Task
 from qkv.tokenizer.tokenizer import Tokenizer
-from qkv.train.loop import TrainState, new_state
-from qkv.train.pretrained import Pretrained, copy_weights, inherited_config, read_pretrained
+from qkv.training.loop import TrainState, new_state
+from qkv.training.pretrained import Pretrained, copy_weights, inherited_config, read_pretrained
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,20 @@ def with_pretrained(recipe: Recipe) -> Recipe:
 
 def build_state(data: TrainingData) -> tuple[TrainState, list[str]]:
     """The model with its initial or pre-trained weights, the datasets, the optimiser; and notes for the user."""
-    recipe, pretrained, notes = data.recipe, data.pretrained, list[str]()
-    train, validation = data.task.datasets(recipe, data.prepared)
-    model = fresh_model(recipe)
-    if pretrained is not None:
-        notes += copy_weights(pretrained, model, recipe.model) + _init_notes(recipe, pretrained)
-    return new_state(model, recipe, data.task, train, validation), [*notes, *_data_notes(data, train)]
+    recipe, prepared, task = data.recipe, data.prepared, data.task
+    train, validation = task.datasets(recipe, prepared)
+    model, notes = fresh_model(recipe), list[str]()
+    if data.pretrained is not None:
+        notes += copy_weights(data.pretrained, model, recipe)
+    notes += prepared.notes
+    if 0 < recipe.data.rows < prepared.rows("train"):
+        rows = f"{len(train):,} of {prepared.rows('train'):,} training {data.corpus.format.unit}"
+        notes.append(f"trained on {rows} (data.rows)")
+    notes += task.notes(recipe, train)
+    if not len(prepared.validation):
+        uncalibrated = ", uncalibrated" if task.calibrated else ""
+        notes.append(f"the validation set is empty, so the last weights are kept{uncalibrated}")
+    return new_state(model, recipe, task, train, validation), notes
 
 
 def fresh_model(recipe: Recipe) -> Model:
@@ -146,26 +154,3 @@ def _resolved_data(recipe: Recipe, corpus: Corpus) -> DataConfig:
     if format.labels != "none" and corpus.label_names:
         changed["label_names"] = ", ".join(f"{raw}={name}" for raw, name in corpus.label_names.items())
     return recipe.data.replace(**changed)
-
-
-def _init_notes(recipe: Recipe, pretrained: Pretrained) -> list[str]:
-    notes = []
-    if recipe.tokenizer != TokenizerConfig():
-        notes.append(f"the tokenizer is that of {recipe.init}; [tokenizer] is ignored")
-    if pretrained.saw_all and "split" in (recipe.data.validation, recipe.data.test):
-        notes.append(
-            f"{recipe.init} was trained on every row of its corpus; if it is this corpus, the test metrics are "
-            "contaminated"
-        )
-    return notes
-
-
-def _data_notes(data: TrainingData, train: Any) -> list[str]:
-    notes, rows = list(data.prepared.notes), data.prepared.rows("train")
-    if 0 < data.recipe.data.rows < rows:
-        notes.append(f"trained on {len(train):,} of {rows:,} training {data.corpus.format.unit} (data.rows)")
-    notes += data.task.notes(data.recipe, train)
-    if not len(data.prepared.validation):
-        uncalibrated = ", uncalibrated" if data.task.calibrated else ""
-        notes.append(f"the validation set is empty, so the last weights are kept{uncalibrated}")
-    return notes

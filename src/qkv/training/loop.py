@@ -24,8 +24,8 @@ from qkv.model.dropout import seed_dropout
 from qkv.model.transformer import Model
 from qkv.schema import UserError
 from qkv.tasks.task import Dataset, Task, Validation
-from qkv.train.averaging import averaged_model, include, is_due
-from qkv.train.optim import build_optimiser, learning_rate, set_learning_rate
+from qkv.training.averaging import averaged_model, include, is_due
+from qkv.training.optim import build_optimiser, learning_rate, set_learning_rate
 
 
 @dataclass
@@ -133,12 +133,13 @@ def validate(state: TrainState) -> Validation | None:
 def batches_of(state: TrainState, step: int) -> list[Batch]:
     """The micro-batches of step `step` (from 0). A function of the number alone."""
     epoch, examples_B = state.train.sampler.batch(step)
-    parts = np.array_split(examples_B, state.recipe.train.micro_batches)
-    return [state.train.collate(part, epoch) for part in parts if len(part)]
+    pieces = np.array_split(examples_B, state.recipe.train.micro_batches)
+    return [state.train.collate(piece, epoch) for piece in pieces if len(piece)]
 
 
 def _step(state: TrainState) -> float:
-    """One optimiser step: gradients of all micro-batches, divided once by their summed counts. The learning rate."""
+    """One optimiser step. The loss of each micro-batch is a total; it is divided by the counts of all micro-batches
+    together, so that 8 x 1 = 4 x 2. Returns the learning rate."""
     model, progress, recipe = state.model, state.progress, state.recipe
     batches = batches_of(state, progress.step)
     model.train()

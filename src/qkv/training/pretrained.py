@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from qkv.bundled import path_of
-from qkv.config.recipe import Head, ModelConfig, Recipe
+from qkv.config.recipe import TEXT_HEADS, Head, ModelConfig, Recipe, TokenizerConfig
 from qkv.exchange.hf import is_exportable
 from qkv.model.transformer import Model
 from qkv.predict.predictor import open_model
@@ -78,7 +78,7 @@ def inherited_config(pretrained: Pretrained, recipe: Recipe, head: Head) -> Mode
             chosen[key] = mine
         elif mine != other:
             raise UserError(f"model.{key} = {mine!r}, but {pretrained.path} has {other!r}; with init, remove this key")
-    if head in ("classification", "regression") and "pooler" not in chosen:
+    if head in TEXT_HEADS and "pooler" not in chosen:
         chosen["pooler"] = _pooler(theirs)
     return theirs.replace(**chosen, head=head)
 
@@ -93,11 +93,11 @@ def _pooler(theirs: ModelConfig) -> str:
 
 
 @torch.no_grad()
-def copy_weights(pretrained: Pretrained, model: Model, config: ModelConfig) -> list[str]:
-    """Copy the pre-trained weights into a fresh model; what is new and what is not used, as notes. Anything but a head
+def copy_weights(pretrained: Pretrained, model: Model, recipe: Recipe) -> list[str]:
+    """Copy the pre-trained weights into the fresh model of a recipe; notes for the user. Anything but a head
     must be there, in its shape. The output layer of a text head is taken over only between two models that predict the
     next sentence (labels and numbers are of another task), and the pooler only with the same activation."""
-    own = model.state_dict()
+    own, config = model.state_dict(), recipe.model
     same_outputs = pretrained.config.head == config.head == "pretraining"
     replaced = {"text.output.": not same_outputs, "text.dense.": pretrained.config.pooler != config.pooler}
     new, taken = list[str](), set[str]()
@@ -119,6 +119,11 @@ def copy_weights(pretrained: Pretrained, model: Model, config: ModelConfig) -> l
         notes.append(f"newly initialised: {listed(new)}")
     if unused:
         notes.append(f"not used from {pretrained.path.name}: {listed(unused)}")
+    if recipe.tokenizer != TokenizerConfig():
+        notes.append(f"the tokenizer is that of {recipe.init}; [tokenizer] is ignored")
+    if pretrained.saw_all and "split" in (recipe.data.validation, recipe.data.test):
+        whole = f"{recipe.init} was trained on every row of its corpus"
+        notes.append(f"{whole}; if it is this corpus, the test metrics are contaminated")
     return notes
 
 

@@ -1,1 +1,0 @@
-"""How weights are learnt: loss, optimiser, metrics, one loop."""

@@ -1,0 +1,1 @@
+"""Training: the assembly, the loop, the run folder."""
