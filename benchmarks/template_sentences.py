@@ -103,7 +103,7 @@ def positive_of(predictor: Predictor) -> str:
     for name in ("positive", "1"):
         if name in names and len(names) == 2:
             return name
-    raise UserError(f"labels are {listed(names)}; must be two, one of them positive (or 1)")
+    raise UserError(f"labels are {listed(names) or 'none'}; must be two, one of them positive (or 1)")
 
 
 def stories(predictor: Predictor) -> list[Story]:

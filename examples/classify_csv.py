@@ -38,7 +38,8 @@ def main() -> None:
         "runs/tickets",
         settings=[
             f"data.corpus={path}", f"data.text={text}", f"data.label={label}", "data.group=none", "data.length=32",
-            "tokenizer.vocab_size=300", "train.epochs=6", "train.batch_tokens=512", "train.warmup=10",
+            "runtime.threads=1", "tokenizer.vocab_size=300", "train.epochs=6", "train.batch_tokens=512",
+            "train.warmup=10",
         ],
         say=lambda sentence: print(sentence, file=sys.stderr),
     )  # fmt: skip

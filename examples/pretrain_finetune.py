@@ -8,7 +8,14 @@ from __future__ import annotations
 import qkv
 
 WEATHER = {"rain": "umbrella", "sun": "hat", "snow": "coat"}
-SMALL = ["data.length=32", "train.warmup=20", "train.batch_tokens=512", "train.learning_rate=2e-3", "train.dropout=0.0"]
+SMALL = [
+    "runtime.threads=1",
+    "data.length=32",
+    "train.warmup=20",
+    "train.batch_tokens=512",
+    "train.learning_rate=2e-3",
+    "train.dropout=0.0",
+]
 
 
 def main() -> None:

@@ -39,7 +39,7 @@ def masked_words(place: Bench, corpus: str, positions: str, setting: Setting) ->
             "train": {
                 **settings(600 if setting.full else 250, tokens=1536, rate=3e-3),
                 "next_sentence": False,
-                "mask_words": 0.2,
+                "mask_rate": 0.2,
             },
         },
     )
