@@ -47,7 +47,7 @@ def command_line() -> str:
     for name, command in commands:
         lines += ["", f"## {name}", "", " ".join((command.help or "").split()), ""]
         arguments = [one for one in command.params if one.param_type_name == "argument"]
-        words = [_shown(one) for one in arguments]
+        words = [_shown(one) if one.required else f"[{_shown(one).strip('[]')}]" for one in arguments]
         lines += ["```", " ".join([name, "[OPTIONS]", *words]), "```", ""]
         lines += _table("argument or option", "meaning", "default")
         lines += [_parameter(one) for one in command.params if not getattr(one, "hidden", False)]
@@ -64,7 +64,8 @@ def _commands(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _parameter(one: Any) -> str:
     name = _shown(one).replace("|", "\\|")
-    default = "" if one.default in (None, False, ()) or callable(one.default) else f"`{one.default}`"
+    has_default = not (one.default is None or one.default is False or callable(one.default))
+    default = f"`{one.default}`" if has_default else ""
     text = " ".join((getattr(one, "help", "") or "").split())
     return f"| `{name}` | {text} | {default} |"
 

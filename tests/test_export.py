@@ -94,13 +94,13 @@ def test_predict_says_when_it_truncates(classifier: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "stdin", "sentence"),
     [
-        (["predict", "nowhere", "x"], b"", "nowhere: no such folder"),
+        (["predict", "nowhere", "x"], b"", "nowhere: no such model"),
         (["predict", "{folder}"], b"ok\nbad \xff", "stdin, line 2: not UTF-8"),
         (["predict", "{folder}", "--file", "gone.txt"], b"", "gone.txt: cannot be read: No such file or directory"),
         (["predict", "{folder}", "x", "--file", "y"], b"", "give texts or --file, not both"),
         (["export", "{folder}", "--to", "gguf", "-o", "x"], b"", "--to gguf: unknown format; accepted: hf"),
         (["export", "{folder}", "-o", "no/such/parent"], b"", "no/such"),
-        (["export", "nowhere", "-o", "x"], b"", "nowhere: no such folder"),
+        (["export", "nowhere", "-o", "x"], b"", "nowhere: no such model"),
     ],
 )
 def test_mistakes_get_a_sentence(classifier: Path, arguments: list[str], stdin: bytes, sentence: str) -> None:

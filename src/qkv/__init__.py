@@ -9,6 +9,10 @@ __version__ = "0.1.0"
 __all__ = ["TransformerClassifier", "evaluate", "load", "train"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """Public names are loaded on first use, so that importing the package does not load torch. Their types are in
     __init__.pyi."""

@@ -65,7 +65,7 @@ def evaluate(run: str | PathLike[str], data: str | None = None, say: Say = silen
     predictor, own = load(path), Run(path).recipe
     if data is None:
         if own is None or not Run(path).begun:
-            raise UserError(f"{path}: is not a run with a test set of its own; give --data FILE")
+            raise UserError(f"{path}: has no test set of its own; give --data FILE")
         task = TASKS[own.task]
         corpus = open_corpus(own.data, task.format(own), say)
         if corpus.data_hash != Run(path).data_hash():

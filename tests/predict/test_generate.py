@@ -178,7 +178,7 @@ def test_what_may_begin_a_stop_string_waits(tokenizer: Tokenizer) -> None:
     ({"beam": 1_000_000}, "beam = 1000000"),
     ({"beam": 2, "temperature": 0.5}, r"temperature = 0\.5: not used by a beam search; remove it, or .* \(now 2\)"),
     ({"beam": 2, "stop": ["x"]}, r"stop: not used by a beam search; remove it, or set beam = 1 \(now 2\)"),
-    ({"beam": 2, "best": 3}, "best = 3: must be at least 1 and at most decode.beam = 2"),
+    ({"beam": 2, "best": 3}, "best = 3: must be at least 1 and at most the beam width, beam = 2"),
     ({"temperature": -1.0}, "temperature"),
     ({"top_p": 0.0}, "top_p"),
     ({"seed": -1}, "seed = -1: must be at least 0"),

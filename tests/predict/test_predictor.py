@@ -63,7 +63,7 @@ def test_a_decoder_that_classifies_is_evaluated(folders: dict[str, Path], tmp_pa
     assert isinstance(found, ClassificationMetrics)
     assert found.rows == 6
     assert found.accuracy == pytest.approx(5 / 6)
-    with pytest.raises(UserError, match=r"complete: is not a run with a test set of its own; give --data FILE$"):
+    with pytest.raises(UserError, match=r"complete: has no test set of its own; give --data FILE$"):
         qkv.evaluate(folders["complete"])
     running = qkv.evaluate(folders["complete"], str(tmp_path / "rows.csv"))["all"]
     assert isinstance(running, Metrics)

@@ -17,7 +17,7 @@ def export(
     to: Annotated[str, typer.Option(metavar="FORMAT", help="hf: a folder that transformers loads.")] = "hf",
     half: Annotated[bool, typer.Option("--half", help="Store weights in float16: half the size.")] = False,
 ) -> None:
-    """Export a model, with a certificate that it gives the same logits there."""
+    """Export a model to Hugging Face format, and check that transformers computes the same logits."""
     from qkv.bundled import path_of
     from qkv.export import export_hf
 

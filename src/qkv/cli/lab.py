@@ -36,7 +36,7 @@ def lab(
     full: Annotated[
         bool, typer.Option("--full", help="More seeds and larger sizes; resumes when interrupted.")
     ] = False,
-    ask: Annotated[bool, typer.Option("--ask", help="Predict the outcome before it is measured.")] = False,
+    ask: Annotated[bool, typer.Option("--ask", help="Ask you to predict the outcome first.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Measure the textbook's claims on the real model: `qkv lab list`, `qkv lab NAME`, or all of them."""

@@ -25,7 +25,7 @@ def predict(  # noqa: PLR0913  (each is an option)
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="[TEXT ...]", help="Texts. Without any: lines of stdin.")
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Read texts from a file, one a line.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", help="Read texts from a file, one per line.")] = None,
     top: Annotated[int, typer.Option(help="Number of tokens to show for each [MASK].")] = 5,
     max_tokens: Annotated[int | None, typer.Option(help="Maximum length of generated text, in tokens.")] = None,
     beam: Annotated[int | None, typer.Option(help="Beam width; 1 disables beam search.")] = None,
@@ -42,7 +42,7 @@ def predict(  # noqa: PLR0913  (each is an option)
     beams: Annotated[bool, typer.Option("--show-beams", help="Show the tree of each beam search.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Predict, one line a text: a label with its probability, a number, tokens for [MASK], a continuation or a
+    """Print one prediction per text: a label with its probability, a number, tokens for [MASK], a continuation or a
     translation. A single continuation streams when stdout is a terminal."""
     from qkv.api import load
 

@@ -70,7 +70,7 @@ class ModelConfig(Section):
         0, "Target vocabulary size of an encoder-decoder; 0: the same as vocabulary.", "tokens", ge=0, le=10_000_000
     )
     context: int = key(
-        512, "Longest input of learned positions; the other schemes have no limit.", "tokens", ge=1, le=10_000_000
+        512, "Maximum number of learned positions; the other schemes have no limit.", "tokens", ge=1, le=10_000_000
     )
     segments: int = key(0, "Number of segment embeddings (sentence A or B); BERT has 2.", "segments", ge=0, le=1024)
     width: int = key(256, "Hidden size D.", "features", ge=1, le=65_536)
@@ -81,7 +81,7 @@ class ModelConfig(Section):
     )
     layers: int = key(4, "Number of layers (of the encoder, in an encoder-decoder).", "layers", ge=1, le=1000)
     decoder_layers: int = key(0, "Decoder layers of an encoder-decoder; 0: as many as layers.", "layers", ge=0, le=1000)
-    feedforward: int = key(0, "Feed-forward size F; 0: 4 x width.", "features", ge=0, le=1_000_000)
+    feedforward: int = key(0, "Feed-forward (intermediate) size F; 0: 4 x width.", "features", ge=0, le=1_000_000)
     positions: Positions = key("sinusoidal", "Position scheme.")
     reach: int = key(
         0, "Largest distance that relative (0: 16) and t5 (0: 128) positions distinguish.", "tokens", ge=0, le=1_000_000
@@ -200,7 +200,7 @@ class DataConfig(Section):
     pair: str = key("none", "Column of the second text of a pair; none: single texts.")
     target: str = key("target", "Column of the target text.", tasks=("translate",))
     label: str = key("label", "Column of the label, or of the number to predict.")
-    label_names: str = key("none", "Names of labels, as `0=negative, 1=positive`; other labels keep their own.")
+    label_names: str = key("none", "Names of labels, as `0=negative, 1=positive`; labels not listed keep their value.")
     group: str = key("none", "Column of groups; evaluation also reports each group separately. none: no groups.")
     length: int = key(512, "Maximum sequence length, special tokens included.", "tokens", ge=4, le=10_000_000)
     truncation: Truncation = key(
@@ -210,7 +210,7 @@ class DataConfig(Section):
         tasks=("classify", "regress"),
     )
     balance: Balance = key("none", "Weight each class by its inverse frequency in the loss.", tasks=("classify",))
-    rows: int = key(0, "Train on a random subset of so many rows; 0: all.", "rows", ge=0, le=10**9)
+    rows: int = key(0, "Train on a random subset of this many rows; 0: all.", "rows", ge=0, le=10**9)
     documents: Documents = key(
         "auto",
         "What one document is in plain text; auto: text between blank lines (fill), a whole file (complete). In a "
@@ -226,7 +226,7 @@ class TokenizerConfig(Section):
 
     kind: TokenizerKind = key("wordpiece", "Tokenizer algorithm.")
     vocab_size: int = key(
-        8000, "Largest vocabulary; characters and bytes have as many as occur.", "tokens", ge=16, le=10_000_000
+        8000, "Vocabulary size, at most; ignored by characters and bytes.", "tokens", ge=16, le=10_000_000
     )
     lowercase: bool = key(True, "Lowercase the text and strip accents.")
     shared: bool = key(True, "One tokenizer for source and target instead of two.", tasks=("translate",))
@@ -246,7 +246,11 @@ class TrainConfig(Section):
         4096, "Batch size in tokens, padding and both sides of a translation included.", "tokens", ge=1, le=100_000_000
     )
     micro_batches: int = key(
-        1, "Gradient accumulation: each batch is computed in so many parts, to save memory.", "parts", ge=1, le=100_000
+        1,
+        "Gradient accumulation: number of parts in which each batch is computed, to save memory.",
+        "parts",
+        ge=1,
+        le=100_000,
     )
     learning_rate: float = key(5e-4, "Peak learning rate of AdamW.", gt=0.0, le=10.0)
     schedule: Schedule = key("linear", "Learning-rate schedule after the warm-up.")
@@ -279,13 +283,17 @@ class TrainConfig(Section):
         1.0, "Layer-wise learning-rate decay: each layer's rate is this factor of the one above.", gt=0.0, le=1.0
     )
     freeze: int = key(
-        0, "Frozen layers, from the bottom: 1 the embeddings, 2 the first layer too, ...", "layers", ge=0, le=1001
+        0,
+        "Frozen layers, from the bottom: 1 = embeddings, n = embeddings and the first n - 1 layers.",
+        "layers",
+        ge=0,
+        le=1001,
     )
     report_every: int = key(10, "Interval between two lines of metrics.jsonl.", "steps", ge=1, le=10**9)
     eval_every: int = key(0, "Interval between two validations; 0: an epoch.", "steps", ge=0, le=10**9)
     eval_tokens: int = key(
         0,
-        "Validate on a fixed subset of so many tokens; 0: all.",
+        "Validate on a fixed subset of this many tokens; 0: all.",
         "tokens",
         tasks=("fill", "complete", "translate"),
         ge=0,
@@ -297,7 +305,7 @@ class TrainConfig(Section):
     patience: int = key(0, "Early stopping: validations without improvement; 0: off.", "validations", ge=0, le=10**9)
     keep: Keep = key("best", "Final weights: best on the validation set, or last.")
     average: int = key(
-        0, "Checkpoint averaging: mean of the weights at the last so many validations; 0: off.", "validations", ge=0,
+        0, "Checkpoint averaging: average the weights of the last N validations; 0: off.", "validations", ge=0,
         le=10_000,
     )  # fmt: skip
 
@@ -329,7 +337,7 @@ class RuntimeConfig(Section):
     """The machine."""
 
     threads: int = key(
-        0, "CPU threads; a run is exact only with the same number. 0: all cores.", "threads", ge=0, le=1024
+        0, "CPU threads; results are bit-identical only with the same number. 0: all cores.", "threads", ge=0, le=1024
     )
 
 

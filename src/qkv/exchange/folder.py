@@ -35,7 +35,7 @@ DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-ACCEPTED = f"accepted: a folder with {CONFIG} and {WEIGHTS}, as `save_pretrained` of transformers writes it"
+ACCEPTED = f"accepted: a run, a bundled model, or a folder with {CONFIG} and {WEIGHTS} as `save_pretrained` writes it"
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def open_folder(path: Path) -> Folder:
     """Check a folder and read what describes it. No tensor is read: shapes come from the headers of the files."""
     try:
         if not path.is_dir():
-            problem = "not a folder" if path.exists() else "no such folder, and nothing is downloaded"
+            problem = "not a folder" if path.exists() else "no such model; qkv does not download models"
             raise UserError(f"{path}: {problem}; {ACCEPTED}")
         config = _read_json(path, CONFIG)
         if config is None:

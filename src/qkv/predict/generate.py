@@ -44,7 +44,7 @@ class GenerationOptions:
             what = f"temperature = {d.temperature}" if d.temperature else "stop"
             raise UserError(f"{what}: not used by a beam search; remove it, or set beam = 1 (now {d.beam})")
         if not 1 <= self.best <= d.beam:
-            raise UserError(f"best = {self.best}: must be at least 1 and at most decode.beam = {d.beam}")
+            raise UserError(f"best = {self.best}: must be at least 1 and at most the beam width, beam = {d.beam}")
         if not 0 <= self.seed < 2**63:
             raise UserError(f"seed = {self.seed}: must be at least 0 and below {2**63:,}")
         if not all(self.stop):

@@ -173,8 +173,9 @@ def _check_same(run: Run, before: Recipe, now: Recipe, hashes: Mapping[str, str]
     if differences:
         lines = "\n  ".join(differences)
         raise UserError(
-            f"{run.path}: was begun with another recipe:\n  {lines}\nOnly {', '.join(MAY_CHANGE)} may change; "
-            "to start over choose another folder with -o, or delete this one"
+            f"{run.path}: was begun with another recipe:\n  {lines}\nOnly {', '.join(MAY_CHANGE)} may change. "
+            "To train on from these weights, set init to this run in a new one; to start over, choose another folder "
+            "with -o"
         )
 
 

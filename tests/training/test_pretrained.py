@@ -225,7 +225,7 @@ def an_absurd_context(folder: Path) -> None:
             "has no tokenizer.json, so the meaning",
         ),
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-        (shutil.rmtree, "no such folder, and nothing is downloaded"),
+        (shutil.rmtree, "no such model; qkv does not download models"),
     ],
 )
 def test_a_folder_that_cannot_be_fine_tuned_is_named(
@@ -266,7 +266,7 @@ def test_without_a_checkpoint_a_run_needs_its_pre_trained_model(place: Path, tmp
     begin(recipe, tmp_path / "run")
     before = {file.name: file.read_bytes() for file in (tmp_path / "run").iterdir() if file.is_file()}
     shutil.rmtree(tmp_path / "other")
-    with pytest.raises(UserError, match="other: no such folder"):
+    with pytest.raises(UserError, match="other: no such model"):
         qkv.train(recipe, tmp_path / "run")
     make_folder(tmp_path / "other", "fill", seed=2)
     with pytest.raises(UserError, match=r"run: .*other has changed since this run was begun; train in another folder"):
@@ -385,7 +385,7 @@ def test_names_of_bundled_models_and_paths(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "made-up" / "config.json").write_text("{}")
     assert bundled.names() == ["bundled-made-up"]
     assert bundled.path_of("bundled-made-up") == tmp_path / "made-up"
-    with pytest.raises(UserError, match="bundled-nothing: no such folder"):
+    with pytest.raises(UserError, match="bundled-nothing: no such model"):
         qkv.load("bundled-nothing")
 
 
