@@ -212,10 +212,10 @@ DEATHS = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from tests.support.fork_server import doom
+from tests.support.fork_server import inject_fault
 from qkv import disk
 what, folder = sys.argv[2], Path(sys.argv[3])
-doom({"operation": int(sys.argv[4])})
+inject_fault({"operation": int(sys.argv[4])})
 if what == "replace":
     disk.replace_listed(folder, "a.txt", b"new" * 70, step=2)
 elif what == "add":
@@ -231,7 +231,7 @@ else:
 
 def died(what: str, folder: Path, operation: int) -> bool:
     """Change a folder in a process that is killed before its n-th operation on the disk; False: it had fewer."""
-    words = [sys.executable, "-c", DEATHS, str(Path(__file__).parent), what, str(folder), str(operation)]
+    words = [sys.executable, "-c", DEATHS, str(Path(__file__).parents[1]), what, str(folder), str(operation)]
     ended = subprocess.run(words, capture_output=True, text=True, check=False)
     assert ended.returncode in (0, -signal.SIGKILL), ended.stderr
     return ended.returncode != 0

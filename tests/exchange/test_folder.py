@@ -172,7 +172,7 @@ def test_hostile_folders_are_refused_with_a_sentence(name: str, tmp_path: Path) 
 def test_a_folder_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(
         UserError,
-        match=r"nowhere: no such model; qkv does not download models; accepted: a run, a bundled model, or a folder with",
+        match=r"nowhere: no such model; qkv does not download models; accepted: a run, a bundled model,",
     ):
         open_folder(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")

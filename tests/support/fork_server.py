@@ -220,9 +220,6 @@ def inject_fault(fault: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (fault["largest_file"], fault["largest_file"]))
 
 
-doom = inject_fault  # its old name, which tests/test_disk.py still imports
-
-
 def _signal_at_step(step: int, kind: int, rest: float) -> None:
     from qkv.training import trainer
 
