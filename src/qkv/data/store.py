@@ -66,7 +66,7 @@ class Writer:
     def __init__(self, folder: Path, name: str, *, pairs: bool, numbers: bool = False) -> None:
         self._files: dict[str, BinaryIO] = {}
         self._label_type = np.float32 if numbers else np.int32
-        self._pairs, self._end, self.rows = pairs, 0, 0
+        self.pairs, self._end, self.rows = pairs, 0, 0
         for kind in ("tokens", "starts", "labels", *(("middles",) if pairs else ())):
             self._files[kind] = (folder / f"{name}.{kind}").open("wb")
         self._put("starts", [0], np.int64)
@@ -77,7 +77,7 @@ class Writer:
         for number, text in enumerate(texts):
             flat += text
             middles.append(self._end + len(flat))
-            if self._pairs:
+            if self.pairs:
                 flat += seconds[number]
             starts.append(self._end + len(flat))
         self._end += len(flat)
@@ -85,7 +85,7 @@ class Writer:
         self._put("tokens", flat, np.uint32)
         self._put("starts", starts, np.int64)
         self._put("labels", labels, self._label_type)
-        if self._pairs:
+        if self.pairs:
             self._put("middles", middles, np.int64)
 
     def _put(self, kind: str, values: Sequence[float], dtype: Any) -> None:
@@ -106,7 +106,7 @@ def write_rows(
     remaining = iter(rows)
     while chunk := list(itertools.islice(remaining, CHUNK)):
         texts = tokenizer.ids([row.text for row in chunk])
-        seconds = (target or tokenizer).ids([row.pair or "" for row in chunk]) if writer._pairs else []
+        seconds = (target or tokenizer).ids([row.pair or "" for row in chunk]) if writer.pairs else []
         writer.add(texts, seconds, [label(row) for row in chunk])
 
 

@@ -15,7 +15,7 @@ from qkv.config.recipe import Recipe
 from qkv.corpus.corpus import RowFormat
 from qkv.data.prepare import Prepared
 from qkv.data.store import Store
-from qkv.model.transformer import EncoderDecoder, Model
+from qkv.model.transformer import Model
 from qkv.predict.predictor import Predictor
 from qkv.schema import Say, UserError, listed
 from qkv.tasks.task import Labelled, Loss, Task, Validation, training_rows
@@ -23,6 +23,7 @@ from qkv.tasks.texts import (
     LabelBatch,
     TextDataset,
     batch_logits,
+    output_layer,
     row_logits,
     text_dataset,
     text_of,
@@ -59,10 +60,7 @@ def loss(model: Model, batch: LabelBatch, recipe: Recipe) -> Loss:
 
 
 def validate(model: Model, dataset: TextDataset) -> Validation:
-    assert not isinstance(model, EncoderDecoder)
-    assert model.text is not None
-    assert model.text.output is not None
-    logits_RC = row_logits(model, dataset, model.text.output.out_features)
+    logits_RC = row_logits(model, dataset, output_layer(model).out_features)
     labels_R = dataset.labels_R
     temperature = calibration.fit_temperature(logits_RC, labels_R)
     found = {
@@ -76,11 +74,8 @@ def validate(model: Model, dataset: TextDataset) -> Validation:
 @torch.no_grad()
 def fold(model: Model, recipe: Recipe, prepared: Prepared, temperature: float) -> None:
     """Divide the last layer by the temperature: whoever loads the model gets calibrated probabilities."""
-    assert not isinstance(model, EncoderDecoder)
-    assert model.text is not None
-    assert model.text.output is not None
     if temperature != 1.0:
-        for weight in model.text.output.parameters():
+        for weight in output_layer(model).parameters():
             weight.div_(temperature)
 
 

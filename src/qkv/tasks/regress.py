@@ -13,7 +13,7 @@ from qkv import metrics
 from qkv.config.recipe import Recipe
 from qkv.corpus.corpus import RowFormat, parse_number
 from qkv.data.prepare import Prepared
-from qkv.model.transformer import EncoderDecoder, Model
+from qkv.model.transformer import Model
 from qkv.predict.predictor import Predictor
 from qkv.schema import Say
 from qkv.tasks.task import Labelled, Loss, Task, Validation, subset, training_rows
@@ -21,6 +21,7 @@ from qkv.tasks.texts import (
     LabelBatch,
     TextDataset,
     batch_logits,
+    output_layer,
     row_logits,
     text_dataset,
     text_of,
@@ -64,14 +65,12 @@ def validate(model: Model, dataset: TextDataset) -> Validation:
 @torch.no_grad()
 def fold(model: Model, recipe: Recipe, prepared: Prepared, temperature: float) -> None:
     """Put mean and deviation into the last layer: whoever loads the model gets numbers on the original scale."""
-    assert not isinstance(model, EncoderDecoder)
-    assert model.text is not None
-    assert model.text.output is not None
     mean, deviation = mean_and_deviation(recipe, prepared)
-    for weight in model.text.output.parameters():
+    output = output_layer(model)
+    for weight in output.parameters():
         weight.mul_(deviation)
-    if model.text.output.bias is not None:
-        model.text.output.bias.add_(mean)
+    if output.bias is not None:
+        output.bias.add_(mean)
 
 
 def test(predictor: Predictor, rows: Iterable[Labelled], recipe: Recipe | None, say: Say) -> dict[str, metrics.Metrics]:

@@ -19,6 +19,7 @@ from qkv.data.batch import Batch, Ints, Padded, framed
 from qkv.data.sampler import BatchSampler
 from qkv.data.store import Store
 from qkv.data.truncation import TRUNCATIONS, Examples
+from qkv.model.attention import Linear
 from qkv.model.transformer import EncoderDecoder, Model, text_answers
 from qkv.predict.prediction import Text
 from qkv.schema import Say, UserError
@@ -120,6 +121,13 @@ def batch_logits(model: Model, batch: Batch) -> Tensor:
     """A logit for each class (B, C), or a number (B, 1)."""
     assert not isinstance(model, EncoderDecoder), "a recipe's family is checked before"
     return text_answers(model, batch.tokens_BL, batch.keep_BL, batch.segments_BL)
+
+
+def output_layer(model: Model) -> Linear:
+    """The last layer of a text head, which holds the temperature or the scale of numbers once they are fitted."""
+    assert model.text is not None, "its head is for texts"
+    assert model.text.output is not None, "its head is for texts"
+    return model.text.output
 
 
 def row_logits(model: Model, dataset: TextDataset, outputs: int) -> NDArray[np.float64]:
