@@ -46,7 +46,7 @@ from qkv.data.store import temporary_store, write_sentences
 from qkv.predict.predictor import Predictor
 from qkv.run.folder import Run
 from qkv.schema import UserError
-from qkv.tasks.fill import FILL, MaskedDataset, batch_logits, masked_dataset
+from qkv.tasks.fill import FILL, MaskedDataset, masked_dataset, masked_logits
 from qkv.tasks.task import EVALUATION
 from qkv.tokenizer.tokenizer import Tokenizer
 
@@ -102,7 +102,7 @@ def predictions(predictor: Predictor, dataset: MaskedDataset, *, masked: bool) -
             continue
         if not masked:
             batch.tokens_BL.view(-1)[batch.positions_N] = batch.targets_N
-        _, logits_M2 = batch_logits(predictor.model, batch)
+        _, logits_M2 = masked_logits(predictor.model, batch)
         assert logits_M2 is not None, "there are pairs"
         predicted.append(logits_M2.argmax(1).numpy())
         labels.append(batch.negatives_M.numpy())

@@ -197,3 +197,9 @@ def test_mistakes_are_named(call: object, sentence: str) -> None:
     with pytest.raises(UserError) as error:
         call()
     assert sentence in str(error.value)
+
+
+def test_uncalibrated_undoes_the_temperature() -> None:
+    raw_NC = calibration.uncalibrated([[0.8, 0.2]], 2.0)
+    assert raw_NC[0, 0] == pytest.approx(0.64 / 0.68)
+    assert np.allclose(calibration.uncalibrated([[0.8, 0.2], [1.0, 0.0]], 1.0), [[0.8, 0.2], [1.0, 0.0]])

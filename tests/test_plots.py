@@ -17,8 +17,12 @@ from matplotlib.image import imread
 
 from qkv import plots
 from qkv.calibration import Bin, ece, reliability, softmax
-from qkv.plots import Curves
+from qkv.plots import Curves, History
 from qkv.schema import UserError
+from qkv.tasks.classify import CLASSIFY
+from qkv.tasks.complete import COMPLETE
+from qkv.tasks.fill import FILL
+from qkv.tasks.regress import REGRESS
 
 DRAWN = re.compile(r"<!-- (.*?) -->")  # matplotlib writes each text beside its outlines
 
@@ -53,7 +57,7 @@ def test_curves_of_any_length_are_drawn(tmp_path: Path, steps: int, validations:
         written = texts(path)
         assert "A title" in written
         assert ("no validation yet" in written) == (validations == 0)
-        entry = f"reviews, best at step {steps:,}: {0.9 - 0.3 / steps:.4f}" if validations else "reviews"
+        entry = f"reviews, kept step {steps:,}: {0.9 - 0.3 / steps:.4f}" if validations else "reviews"
         assert entry in written
     else:
         image = imread(path, format="png")
@@ -76,7 +80,7 @@ def test_a_curve_goes_through_its_numbers(tmp_path: Path) -> None:
     """Three validations, evenly spaced; the second loss is halfway between the others, the accuracy a quarter."""
     path = tmp_path / "curves.svg"
     validation = [(100, 0.8, 0.5), (200, 0.6, 0.6), (300, 0.4, 0.9)]
-    plots.curves(path, [Curves("a", [(100, 1.0), (300, 0.2)], validation, best_step=300)], "")
+    plots.curves(path, [Curves("a", [(100, 1.0), (300, 0.2)], validation, kept_step=300)], "")
     thin, loss, accuracy = paths(path, "#0072b2")[:3]
     assert len(thin) == 2
     for line, share in ((loss, 0.5), (accuracy, 0.25)):
@@ -131,7 +135,7 @@ def test_numbers_that_are_not_finite_are_left_out(tmp_path: Path) -> None:
 
 
 def test_each_task_has_its_panel(tmp_path: Path) -> None:
-    """What metrics.jsonl of a run has decides what is drawn on the right, and how many curves there are."""
+    """A curve for each metric of the task that has one, beside the part of the loss that it belongs to."""
     path = tmp_path / "curves.svg"
     step = {"step": 10, "loss": 1.0, "validation_loss": 0.9}
     parts = {
@@ -141,24 +145,27 @@ def test_each_task_has_its_panel(tmp_path: Path) -> None:
         "validation_token_accuracy": 0.5,
     }
     pairs = {"validation_next_sentence_loss": 0.5, "validation_next_sentence_accuracy": 0.8}
-    for line, title, names in (
-        (step | {"validation_accuracy": 0.9}, "validation accuracy", ["a, best at step 10: 0.9000"]),
-        (step | {"validation_pearson": 0.7}, "Pearson correlation", ["a, best at step 10: 0.7000"]),
-        (step | {"validation_token_accuracy": 0.4}, "token accuracy", ["a, best at step 10: 0.4000"]),
+    for line, task, title, names in (
+        (step | {"validation_accuracy": 0.9}, CLASSIFY, "validation accuracy", ["a, kept step 10: 0.9000"]),
+        (step | {"validation_pearson": -0.7}, REGRESS, "validation Pearson", ["a, kept step 10: -0.7000"]),
+        (step | {"validation_token_accuracy": 0.4}, COMPLETE, "validation token accuracy", ["a, kept step 10: 0.4000"]),
+        (step | parts, FILL, "validation token accuracy", ["a, kept step 10: 0.5000"]),
         (
             step | parts | pairs,
-            "accuracy of tokens and next sentences",
-            ["a: tokens, best at step 10: 0.5000", "a: next sentence, best at step 10: 0.8000"],
+            FILL,
+            "validation token accuracy, next-sentence accuracy",
+            ["a: token accuracy, kept step 10: 0.5000", "a: next-sentence accuracy, kept step 10: 0.8000"],
         ),
-        ({"step": 10, "loss": 1.0}, "validation accuracy", ["a"]),
+        ({"step": 10, "loss": 1.0}, CLASSIFY, "validation accuracy", ["a"]),
     ):
-        plots.save_curves(path, [("a", [line], 10)])
+        plots.save_curves(path, [History("a", [line], 10, task.metrics, task.loss_name)])
         written = texts(path)
         assert {"Learning curves", title, *names} <= set(written)
         assert [text for text in written if re.match(r"a[,:]|a$", text)] == names
     both = [step | {"validation_accuracy": 0.9}], [step | {"validation_pearson": 0.7}]
-    plots.save_curves(path, [("a", both[0], 10), ("b", both[1], None)])
-    assert {"validation accuracy, Pearson correlation", "a, best at step 10: 0.9000", "b"} <= set(texts(path))
+    first = History("a", both[0], 10, CLASSIFY.metrics, CLASSIFY.loss_name)
+    plots.save_curves(path, [first, History("b", both[1], None, REGRESS.metrics, REGRESS.loss_name)])
+    assert {"validation accuracy, Pearson", "a, kept step 10: 0.9000", "b"} <= set(texts(path))
 
 
 def test_many_points_are_thinned_to_their_means() -> None:

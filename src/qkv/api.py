@@ -12,7 +12,6 @@ from qkv.config import recipes
 from qkv.config.recipe import DataConfig, Recipe
 from qkv.corpus.corpus import open_corpus
 from qkv.metrics import TestMetrics
-from qkv.plots import save_curves
 from qkv.predict.predictor import Predictor, load_predictor
 from qkv.run.folder import Run
 from qkv.schema import Say, UserError, silent
@@ -49,7 +48,6 @@ def train(
         for report in trainer.reports():
             on_report(report)
         trainer.finish()
-        save_curves(folder / "curves.png", [trainer.run.history()])
     return load(folder)
 
 

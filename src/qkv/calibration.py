@@ -37,6 +37,11 @@ def softmax(logits_NC: ArrayLike) -> Floats:
     return np.asarray(shares / shares.sum(-1, keepdims=True), np.float64)
 
 
+def uncalibrated(probabilities_NC: ArrayLike, temperature: float) -> Floats:
+    """The probabilities before temperature scaling."""
+    return softmax(np.log(np.maximum(np.asarray(probabilities_NC, np.float64), 1e-300)) * temperature)
+
+
 def cross_entropy(logits_NC: ArrayLike, labels_N: ArrayLike, temperature: float = 1.0) -> float:
     """Mean of -log p(label) in nats, of logits divided by the temperature."""
     scaled = _margins(logits_NC, labels_N) / temperature

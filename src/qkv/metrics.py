@@ -1,4 +1,4 @@
-"""Test metrics of every task. numpy only, in float64.
+"""Metrics of every task: by numpy in float64, BLEU and chrF by sacreBLEU.
 
 N rows · C classes
 """
@@ -50,6 +50,15 @@ class Metrics:
 
     def to_json(self) -> dict[str, Any]:
         return {self.unit: self.rows, **self.values, **self.details}
+
+
+@dataclass(frozen=True)
+class ValidationMetric:
+    """A validation metric that people see while a model trains. The first of a task is shown by `qkv compare`."""
+
+    name: str  # as in metrics.jsonl, without `validation_`
+    title: str
+    curve: bool = False  # it has a learning curve, beside that of the loss
 
 
 TestMetrics = Mapping[str, ClassificationMetrics] | Mapping[str, Metrics]  # under "all", and by group if there are any

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.calibration import Bin, ece
 from qkv.disk import replace_file
+from qkv.metrics import ValidationMetric
 from qkv.schema import UserError, listed
 
 if TYPE_CHECKING:
@@ -45,74 +46,79 @@ class Curves:
 
     name: str
     train: Sequence[tuple[int, float]]  # step, loss
-    validation: Sequence[tuple[int, float, float]]  # step, loss, accuracy
-    best_step: int | None = None
+    validation: Sequence[tuple[int, float, float]]  # step, loss, metric
+    kept_step: int | None = None
 
 
-def curves(path: Path, runs: Sequence[Curves], title: str, right: str = "validation accuracy") -> None:
-    """Loss and accuracy over steps, of one run or several, as PNG or SVG by the suffix of the path. `right` names what
-    is drawn on the right."""
+def curves(path: Path, runs: Sequence[Curves], title: str, left: str = "loss in nats", right: str = "accuracy") -> None:
+    """The loss and a validation metric over steps, of one run or several, as PNG or SVG by the suffix of the path.
+    `left` and `right` name what is drawn there."""
     if not runs:
         raise UserError(f"{path}: no run to draw; give at least one")
     with _figure(path, title, 10.0, 4.4 + 0.25 * len(runs)) as figure:
-        left, beside = figure.subplots(1, 2)
-        left.set_title("loss in nats: training thin, validation marked" if _validated(runs) else "loss in nats")
-        beside.set_title(_shown(right, LONGEST_NAME))
+        losses, metrics = figure.subplots(1, 2)
+        losses.set_title(_shown(left + ": training thin, validation marked" * _validated(runs), LONGEST_TITLE))
+        metrics.set_title(_shown(f"validation {right}", LONGEST_TITLE))
         faint = 0.55 if len(runs) <= 3 else 0.25
-        lines = [_draw_run(left, beside, run, number, faint) for number, run in enumerate(runs)]
-        for axes in (left, beside):
+        lines = [_draw_run(losses, metrics, run, number, faint) for number, run in enumerate(runs)]
+        for axes in (losses, metrics):
             _over_steps(axes, max((point[0] for run in runs for point in (*run.train, *run.validation)), default=1))
         if not any(math.isfinite(point[1]) for run in runs for point in (*run.train, *run.validation)):
-            _say(left, "no loss yet")
-            left.set_ylim(0, 1)
-        _accuracies(beside, runs)
+            _say(losses, "no loss yet")
+            losses.set_ylim(0, 1)
+        _fit_metrics(metrics, runs)
         figure.legend(lines, [_entry(run) for run in runs], loc="outside lower center", frameon=False)
 
 
-History = tuple[str, Sequence[Mapping[str, Any]], int | None]  # a run's name, metrics.jsonl, step of the kept model
-PANELS = (  # title of the right panel, prefix of the loss, metric on the right, suffix of the run's name
-    ("validation accuracy", "", "accuracy", ""),
-    ("Pearson correlation", "", "pearson", ""),
-    ("accuracy of tokens and next sentences", "token_", "token_accuracy", ": tokens"),
-    ("accuracy of tokens and next sentences", "next_sentence_", "next_sentence_accuracy", ": next sentence"),
-    ("token accuracy", "", "token_accuracy", ""),
-)
+@dataclass(frozen=True)
+class History:
+    """What learning curves are drawn from: metrics.jsonl of a run, and what its task measures."""
+
+    name: str
+    lines: Sequence[Mapping[str, Any]]
+    kept_step: int | None  # of the model that is kept
+    metrics: Sequence[ValidationMetric]
+    loss_name: str
 
 
 def save_curves(path: Path, runs: Sequence[History]) -> None:
     """Learning curves of some runs: one curve each, or one for each part of the loss."""
-    drawn = [found for run in runs for found in _curves_of(*run)]
-    titles = dict.fromkeys(title for title, _ in drawn)
-    curves(path, [curve for _, curve in drawn], "Learning curves", right=", ".join(titles))
+    drawn = [found for run in runs for found in _curves_of(run)]
+    losses, metrics = dict.fromkeys(run.loss_name for run in runs), dict.fromkeys(title for title, _ in drawn)
+    curves(path, [curve for _, curve in drawn], "Learning curves", ", ".join(losses), ", ".join(metrics))
 
 
-def _curves_of(name: str, lines: Sequence[Mapping[str, Any]], best: int | None) -> Iterator[tuple[str, Curves]]:
-    for title, part, metric, suffix in PANELS:
-        validated = [line for line in lines if f"validation_{metric}" in line and f"validation_{part}loss" in line]
-        if validated and not (part == "" and "validation_token_loss" in validated[0]):
-            train = [(line["step"], line[f"{part}loss"]) for line in lines if f"{part}loss" in line]
-            points = [(n["step"], n[f"validation_{part}loss"], n[f"validation_{metric}"]) for n in validated]
-            yield title, Curves(name + suffix, train, points, best)
-    if not any("validation_loss" in line for line in lines):
-        yield "validation accuracy", Curves(name, [(line["step"], line["loss"]) for line in lines], [], best)
+def _curves_of(run: History) -> Iterator[tuple[str, Curves]]:
+    """A curve for each metric that has one. `token_accuracy` goes with `token_loss` where the loss has such a part."""
+    columns = {column for line in run.lines for column in line}
+    shown = [metric for metric in run.metrics if metric.curve and f"validation_{metric.name}" in columns]
+    for metric in shown:
+        part = metric.name.removesuffix("accuracy")
+        loss = f"{part}loss" if f"validation_{part}loss" in columns else "loss"
+        train = [(line["step"], line[loss]) for line in run.lines if loss in line]
+        wanted = (f"validation_{loss}", f"validation_{metric.name}")
+        points = [(line["step"], *(line[name] for name in wanted)) for line in run.lines if line.keys() >= {*wanted}]
+        name = f"{run.name}: {metric.title}" if len(shown) > 1 else run.name
+        yield metric.title, Curves(name, train, points, run.kept_step)
+    if not shown:
+        title = run.metrics[0].title
+        yield title, Curves(run.name, [(line["step"], line["loss"]) for line in run.lines], [], run.kept_step)
 
 
-def reliability(path: Path, scores_before: Sequence[Bin] | None, scores_after: Sequence[Bin], title: str) -> None:
+def reliability(path: Path, bins_before: Sequence[Bin] | None, bins_after: Sequence[Bin], title: str) -> None:
     """Reliability diagram: accuracy against confidence, the gap hatched, and below it the number of predictions.
 
-    With `scores_before`, that of before calibration is drawn too. As PNG or SVG by the suffix of the path.
+    With `bins_before`, that of before calibration is drawn too. As PNG or SVG by the suffix of the path.
     """
-    every = [*(scores_before or ()), *scores_after]
+    every = [*(bins_before or ()), *bins_after]
     start = min((one.low for one in every if one.count and one.low < 0.5), default=0.5)  # two labels: 0.5 to 1
     with _figure(path, title, 7.0, 7.4) as figure:
         top, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
         top.plot([start, 1], [start, 1], color=BLACK, linestyle=":", label="perfectly calibrated", zorder=3)
         if any(one.count for one in every):
-            _draw_bins(
-                top, below, [one for one in scores_after if one.count], "" if scores_before is None else "after: "
-            )
-            if scores_before is not None:
-                _draw_before(top, below, scores_before)
+            _draw_bins(top, below, [one for one in bins_after if one.count], "" if bins_before is None else "after: ")
+            if bins_before is not None:
+                _draw_before(top, below, bins_before)
         else:
             _say(below, "no predictions")
             below.set_ylim(0, 1)
@@ -134,34 +140,34 @@ def _draw_run(left: Axes, right: Axes, run: Curves, number: int, faint: float) -
         marker="." if len(train) < 4 else "", zorder=1.5,
     )  # fmt: skip
     losses = [(step, loss) for step, loss, _ in run.validation if math.isfinite(loss)]
-    rates = [(step, rate) for step, _, rate in run.validation if math.isfinite(rate)]
-    for axes, points in ((left, losses), (right, rates)):
+    values = [(step, value) for step, _, value in run.validation if math.isfinite(value)]
+    for axes, points in ((left, losses), (right, values)):
         (line,) = axes.plot(
             [step for step, _ in points], [value for _, value in points], color=colour, linewidth=1.8, linestyle=dash,
             marker=mark, markersize=5, markevery=max(1, math.ceil(len(points) / MOST_MARKS)), zorder=2.5,
         )  # fmt: skip
-        ringed = [point for point in points if point[0] == run.best_step]
+        ringed = [point for point in points if point[0] == run.kept_step]
         axes.plot(*zip(*ringed, strict=True), color=colour, marker="o", markersize=12, fillstyle="none", linestyle="")
     return line
 
 
 def _entry(run: Curves) -> str:
     """A run in the legend. A zero-width space goes first: matplotlib hides what begins with an underscore."""
-    best = [rate for step, _, rate in run.validation if step == run.best_step and math.isfinite(rate)]
-    said = f", best at step {run.best_step:,}: {best[0]:.4f}" if best else ""
+    kept = [value for step, _, value in run.validation if step == run.kept_step and math.isfinite(value)]
+    said = f", kept step {run.kept_step:,}: {kept[0]:.4f}" if kept else ""
     return "\u200b" + _shown(run.name, LONGEST_NAME) + said
 
 
-def _accuracies(axes: Axes, runs: Sequence[Curves]) -> None:
-    """An axis as long as the accuracies differ, though at least 0.1: a few rows more or less are no cliff."""
-    rates = [rate for run in runs for _, _, rate in run.validation if math.isfinite(rate)]
-    if not rates:
+def _fit_metrics(axes: Axes, runs: Sequence[Curves]) -> None:
+    """An axis as long as the values differ, though at least 0.1: a few rows more or less are no cliff."""
+    values = [value for run in runs for _, _, value in run.validation if math.isfinite(value)]
+    if not values:
         _say(axes, "no validation yet")
         axes.set_ylim(0, 1)
         return
-    low, high = min(rates), max(rates)
+    low, high = min(values), max(values)
     room = max(0.08 * (high - low), 0.05 - (high - low) / 2)
-    axes.set_ylim(max(-0.01, low - room), min(1.01, high + room))
+    axes.set_ylim(low - room if low < 0 else max(-0.01, low - room), min(1.01, high + room))
 
 
 def _over_steps(axes: Axes, last: float) -> None:
@@ -225,11 +231,16 @@ def _shown(text: str, longest: int) -> str:
     return line if len(line) <= longest else f"{line[:half]}…{line[-half:]}"
 
 
+def check_picture(path: Path) -> None:
+    """Whether a picture can have this name: asked before the work whose result it shows."""
+    if path.suffix.lower() not in FORMATS:
+        raise UserError(f"{path}: a picture's name must end in one of {listed(FORMATS)}")
+
+
 @contextmanager
 def _figure(path: Path, title: str, width: float, height: float) -> Iterator[Figure]:
     """A figure to draw on, which is in its file when the block ends: all of it or nothing."""
-    if path.suffix.lower() not in FORMATS:
-        raise UserError(f"{path}: a picture's name must end in one of {listed(FORMATS)}")
+    check_picture(path)
     import matplotlib.style
     from matplotlib.figure import Figure
 

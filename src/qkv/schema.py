@@ -41,11 +41,12 @@ class Section(BaseModel):
     """Base class of every table in a recipe: frozen, and strict about unknown keys.
 
     `renamed` maps a former key, or a former `key = value`, to what replaces it. A recipe that still has one is refused
-    with the new spelling.
+    with the new spelling. `suggested` maps what other libraries call a key to what it is called here.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
     renamed: ClassVar[Mapping[str, str]] = {}
+    suggested: ClassVar[Mapping[str, str]] = {}
 
     @classmethod
     def read(cls, table: Mapping[str, Any], where: str = "") -> Self:
@@ -181,7 +182,9 @@ def _sentence(section: type[Section], detail: ErrorDetails) -> str:
         for table, field in inner.model_fields.items():  # a key without its table
             if isinstance(field.annotation, type) and names[-1] in getattr(field.annotation, "model_fields", ()):
                 return f"{path}: unknown key; did you mean {table}.{names[-1]}?"
-        return f"{path}: unknown key; {nearest(names[-1], inner.model_fields)}"
+        if name in inner.suggested:
+            return f"{path}: unknown key; did you mean {inner.suggested[name]}?"
+        return f"{path}: unknown key; {nearest(name, inner.model_fields)}"
     if detail["type"] == "value_error":
         return (f"[{path}] " if path else "") + str(detail["ctx"]["error"])
     kinds = {

@@ -166,7 +166,7 @@ class TransformerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
             recipe = presets.expand(override(parts, settings), where="settings")
         else:
             recipe = recipes.resolve(os.fspath(self.recipe), settings)
-        if not TASKS[recipe.task].calibrated:
+        if TASKS[recipe.task].head(recipe) != "classification":
             raise UserError(f"task = {recipe.task!r}: this estimator is a classifier; accepted: task = 'classify'")
         return recipe
 

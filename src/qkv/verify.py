@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from qkv import disk
+from qkv.config.recipe import Recipe
 from qkv.run.folder import RECIPE, Run
 from qkv.schema import UserError
+from qkv.training.build import TrainingData, open_data
 from qkv.training.loop import Progress
 from qkv.training.model_files import tokenizer_files
-from qkv.training.trainer import check_tokenizer, open_run_data, restore_root
+from qkv.training.trainer import check_tokenizer, known_hashes, open_run_data, restore_root
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,8 @@ class PartStatus:
 
 
 def verify(path: Path) -> tuple[list[PartStatus], str]:
-    """Every file of a run against its hash, and what the same `qkv train` command would do now."""
+    """The model, recipe, tokenizer, card and checkpoints of a run against their hashes, and what the same `qkv train`
+    command would do now."""
     run = Run(path)
     if not run.begun:
         raise UserError(f"{path}: is not a run: it has no {disk.MANIFEST}; a run is a folder that `qkv train` wrote")
@@ -69,7 +72,7 @@ def _rebuild(run: Run) -> list[str]:
         raise UserError(
             f"{run.path}: its model came from step {best}, whose checkpoint is lost; train in another folder"
         )
-    data, hashes = open_run_data(recipe, run)
+    data, hashes = _reopen(recipe, run)
     if data.prepared.data_hash != checkpoint.fingerprint["data"]:
         raise UserError(f"{run.path}: the data has changed since this run was begun, so it cannot be rebuilt")
     files = tokenizer_files(data.prepared, recipe)
@@ -80,3 +83,16 @@ def _rebuild(run: Run) -> list[str]:
         return [f"{run.path}: the root was rebuilt; its first model is written at the first validation"]
     restore_root(run, data, best)
     return [f"{run.path}: the model was rebuilt from step {best}; `qkv train` writes its card again"]
+
+
+def _reopen(recipe: Recipe, run: Run) -> tuple[TrainingData, dict[str, str]]:
+    """The data of a damaged run, and the hashes that it was begun with. A fine-tuned run has its tokenizer from the
+    pre-trained model: one that cannot be trusted is read there again, and never from the run."""
+    suspect = any(name in sentence for sentence in run.problems() for name in ("tokenizer", disk.MANIFEST))
+    if recipe.init == "none" or not suspect:
+        return open_run_data(recipe, run)
+    data = open_data(recipe)
+    hashes = data.hashes()
+    if known_hashes(run).get("init", hashes["init"]) != hashes["init"]:
+        raise UserError(f"{run.path}: its tokenizer came from {recipe.init}, which has changed; train anew")
+    return data, hashes

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
 import pytest
 
 from qkv import labs
-from qkv.cli.lab import ProgressLines
+from qkv.cli.lab import ProgressLines, grade
 from qkv.cli.main import main
 from qkv.labs import runner
+from qkv.labs.lab import Finding
 
 
 def qkv(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
@@ -101,6 +103,13 @@ def test_the_student_says_first_and_is_told(
     assert "t for true, f for false" in shown
     assert shown.count("right ") >= 1
     assert shown.count("wrong") >= sum(claim.erratum for claim in claims)
+
+
+def test_what_was_not_decided_is_not_graded() -> None:
+    claim = labs.load("softmax").claims[0]
+    low = claim.rule.low if math.isfinite(claim.rule.low) else claim.rule.high
+    undecided = Finding(claim, (low - 1.0, low + 1.0))
+    assert [grade(undecided, guess) for guess in (True, False)] == ["not decided"] * 2
 
 
 def test_progress_without_a_terminal_is_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

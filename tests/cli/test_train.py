@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from qkv.cli.demo import raw_probabilities
-
 RECIPE = """
 task = "classify"
 seed = 1
@@ -115,6 +113,22 @@ def test_predict_gives_a_line_for_each_line(place: Path) -> None:
     assert sum(answer["probabilities"].values()) == pytest.approx(1.0)
 
 
+def test_no_text_and_a_picture_of_another_kind_are_refused(place: Path) -> None:
+    nothing = qkv(place, "predict", "runs/my", stdin="")
+    assert (nothing.returncode, nothing.stderr) == (2, "error: stdin: is empty; give at least one text, one per line\n")
+    picture = qkv(place, "eval", "runs/my", "-o", "x.foo")
+    assert (picture.returncode, picture.stdout) == (2, "")
+    assert picture.stderr == "error: x.foo: a picture's name must end in one of .png, .svg\n"
+
+
+def test_a_run_is_a_folder(place: Path) -> None:
+    (place / "taken").write_text("")
+    ended = qkv(place, "train", "my.toml", "-o", "taken")
+    assert (ended.returncode, ended.stderr) == (
+        2, "error: taken: is a file; a run is a folder, choose another name with -o\n",
+    )  # fmt: skip
+
+
 def test_a_truncated_text_is_noted(place: Path) -> None:
     result = qkv(place, "predict", "runs/my", "refund " * 100)
     assert "note: 1 of 1 texts were truncated, first text 1" in result.stderr
@@ -129,7 +143,7 @@ def test_a_truncated_text_is_noted(place: Path) -> None:
         (["train.batch_tokens=8"], "train.batch_tokens = 8: must be at least data.length = 24"),
         (["model.positions=learned", "model.context=16"], "data.length = 24 is more than model.context = 16"),
         (["train.learning_rate=0"], "train.learning_rate"),
-        (["task=complete"], "task = 'complete' needs model.family = decoder; found 'encoder'"),
+        (["task=complete", "model.family=encoder"], "task = 'complete' needs model.family = decoder; found 'encoder'"),
         (["train.whole_words=true"], "train.whole_words = True: not used by task = 'classify'; remove this key"),
         (["data.sentences=lines"], "data.sentences = 'lines': not used by task = 'classify'; remove this key"),
     ],
@@ -140,7 +154,7 @@ def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(place: Path, settings
     assert result.returncode == 2
     assert sentence in result.stderr
     assert "Traceback" not in result.stderr
-    assert not (place / "runs/wrong/recipe.toml").exists()
+    assert not (place / "runs/wrong").exists()
 
 
 def test_what_looks_like_a_special_token_is_text_in_training_and_in_prediction(place: Path) -> None:
@@ -241,9 +255,3 @@ def test_pairs_are_classified_together(place: Path) -> None:
     refused = qkv(place, "predict", "runs/pairs", "red")
     assert refused.returncode == 2
     assert "text 1: this model needs pairs; separate the two texts by a tab" in refused.stderr
-
-
-def test_raw_probabilities_undo_the_temperature() -> None:
-    raw = raw_probabilities({"a": 0.8, "b": 0.2}, 2.0)
-    assert raw["a"] == pytest.approx(0.64 / 0.68)
-    assert raw_probabilities({"a": 0.8, "b": 0.2}, 1.0)["a"] == pytest.approx(0.8)

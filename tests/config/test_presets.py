@@ -22,7 +22,7 @@ from qkv.runtime import memory_bytes
 from qkv.schema import UserError
 
 KNOWN = ", ".join(presets.names())
-SOURCES = ", ".join([*recipes.names(), *presets.names()])
+SOURCES = ", ".join(dict.fromkeys([*recipes.names(), *presets.names()]))
 
 SIZES = {  # width, heads, layers, feedforward, vocabulary, as printed in the paper or released with it
     "bart-base": (768, 12, 6, 3072, 50265),

@@ -210,7 +210,12 @@ def test_a_whole_number_is_a_number() -> None:
             {"task": "translate", "model": {"family": "encoder-decoder", "head": "classification"}},
             "[model] head = 'classification' is not for family = 'encoder-decoder'; accepted: auto, none, tokens",
         ),
-        ({"task": "translate"}, "task = 'translate' needs model.family = encoder-decoder; found 'encoder'"),
+        (
+            {"task": "translate", "model": {"family": "encoder"}},
+            "task = 'translate' needs model.family = encoder-decoder; found 'encoder'",
+        ),
+        ({"train": {"lr": 1e-3}}, "train.lr: unknown key; did you mean train.learning_rate?"),
+        ({"model": {"hidden_size": 64}}, "model.hidden_size: unknown key; did you mean model.width?"),
         (
             {"model": {"family": "encoder-decoder"}},
             "task = 'classify' needs model.family = encoder, decoder; found 'encoder-decoder'",
@@ -223,6 +228,21 @@ def test_a_whole_number_is_a_number() -> None:
 def test_a_refusal_is_this_sentence(table: dict[str, Any], sentence: str) -> None:
     assert refused(table) == sentence
     assert refused(table, where="my.toml") == f"my.toml: {sentence}"
+
+
+@pytest.mark.parametrize(
+    ("task", "family"), [("classify", "encoder"), ("complete", "decoder"), ("translate", "encoder-decoder")]
+)
+def test_a_recipe_without_a_family_has_that_of_its_task(task: str, family: str) -> None:
+    assert Recipe.read({"task": task}).model.family == family
+    assert Recipe.read({"task": task, "model": {"layers": 2}}).model.family == family
+
+
+def test_suggested_keys_exist() -> None:
+    known = {path for path, _, _ in describe(Recipe())}
+    for section in (DataConfig, ModelConfig, TrainConfig):
+        assert {new.partition(" ")[0] for new in section.suggested.values()} <= known
+        assert not section.suggested.keys() & section.model_fields.keys()
 
 
 def test_what_the_refusals_say_is_accepted() -> None:

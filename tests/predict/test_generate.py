@@ -14,7 +14,15 @@ from qkv.exchange.special_tokens import SpecialTokens
 from qkv.model.build import build_model
 from qkv.model.transformer import Decoder, EncoderDecoder
 from qkv.predict.decode import length_penalty, ranked
-from qkv.predict.generate import LARGEST_CACHE, GenerationOptions, pieces, search, stream_tokens, texts_at_once
+from qkv.predict.generate import (
+    LARGEST_CACHE,
+    GenerationOptions,
+    output_limits,
+    pieces,
+    search,
+    stream_tokens,
+    texts_at_once,
+)
 from qkv.predict.prediction import InputOptions, TextBatch
 from qkv.predict.predictor import Predictor
 from qkv.schema import UserError
@@ -147,6 +155,29 @@ def test_the_same_seed_gives_the_same_output_whatever_the_batch(tokenizer: Token
     assert three[0] != three[2], "the same text twice is two draws"
     assert outputs(["abc", "d", "abc"], seed=5) != three
     assert "".join(predictor.stream("abc", max_tokens=20, temperature=1.5, seed=4)) == three[0]
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_the_length_limit_of_a_text_does_not_depend_on_the_batch(tokenizer: Tokenizer, beam: int) -> None:
+    special = SpecialTokens(start=0, banned=(0,))  # no end token: every output is as long as it may be
+    model, options, texts = translator(tokenizer.size), GenerationOptions(DecodeConfig(beam=beam)), [TEXTS[1], TEXTS[0]]
+
+    @torch.no_grad()
+    def lengths(batch: TextBatch) -> list[int]:
+        if beam == 1:
+            steps = stream_tokens(model, batch, special, tokenizer, options)
+            rows = [row for chosen in steps for row in chosen.rows_N.tolist()]
+            return [rows.count(row) for row in range(len(batch.texts))]
+        trace, limits = search(model, batch, special, options), output_limits(model, batch, options)
+        return [len(best.tokens) for (best,) in ranked(trace, texts=len(batch.texts), limit=limits, alpha=0.6)]
+
+    assert lengths(batch_of(texts[:1])) == [2 * 2 + 10]
+    assert lengths(batch_of(texts)) == [2 * 2 + 10, 2 * 6 + 10]
+
+
+def test_streaming_leaves_gradients_on_for_its_caller(tokenizer: Tokenizer) -> None:
+    for _ in predictor_of(tokenizer, literal=True).stream("ab", max_tokens=3):
+        assert torch.is_grad_enabled()
 
 
 def test_a_continuation_ends_before_a_stop_string(tokenizer: Tokenizer) -> None:

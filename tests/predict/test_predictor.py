@@ -12,7 +12,7 @@ import transformers
 
 import qkv
 from qkv.metrics import ClassificationMetrics, Metrics
-from qkv.predict.prediction import BATCH_TOKENS, batches
+from qkv.predict.prediction import BATCH_TOKENS, InputOptions, batches
 from qkv.predict.predictor import Predictor
 from qkv.schema import UserError
 from tests.support.small_folders import IDS, make_folder
@@ -149,6 +149,14 @@ def test_a_long_text_is_truncated_and_says_so(folders: dict[str, Path]) -> None:
         ("complete", {"texts": ["good"], "max_tokens": -1}, "max_tokens = -1: must be at least 0 and at most 100,000"),
         ("complete", {"texts": ["good"], "max_tokens": 31}, "max_tokens = 31: must be below this model's 31 positions"),
         ("fill", {"texts": ["a [MASK]"], "top": 99}, "top = 99: must be at least 1 and at most 23"),
+        ("complete", {"texts": ["good"], "top_k": 3}, "top_k = 3: for sampling, but decoding is greedy; also set temp"),
+        (
+            "complete",
+            {"texts": ["good"], "length_penalty": 1.0},
+            "length_penalty = 1.0: for beam search; also set beam",
+        ),
+        ("classify", {"texts": ["good"], "beam": 3}, "beam = 3: for models that generate text; this one does not"),
+        ("fill", {"texts": ["a [MASK]"], "stop": ["x"]}, "stop = ['x']: for models that generate text"),
         ("classify", {"texts": ["fine", "bad \ud800"]}, "text 2: character 4 is '\\ud800', half of a character"),
     ],
 )
@@ -195,6 +203,14 @@ def test_without_a_tokenizer_there_is_a_model_but_no_text(folders: dict[str, Pat
     bare = Predictor(loaded.model, loaded.config, None, labels=loaded.labels)
     with pytest.raises(UserError, match=r"this model has no tokenizer: its folder has no tokenizer\.json"):
         bare.predict(["good"])
+
+
+def test_progress_counts_texts_not_windows(folders: dict[str, Path]) -> None:
+    predictor = qkv.load(folders["classify"])
+    predictor.input_options = InputOptions(length=8, truncation="windows")
+    told = list[int]()
+    predictor.predict(["good " * 40, "bad", "the plot " * 90], progress=told.append)
+    assert sum(told) == 3
 
 
 def test_batches_are_bounded_and_lose_nothing() -> None:

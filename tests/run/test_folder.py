@@ -126,8 +126,11 @@ def test_only_one_holds_the_lock(tmp_path: Path) -> None:
         pass
     with Run(tmp_path / "run").lock():
         pass
+    assert not (tmp_path / "run").exists(), "a folder that nothing was written into is not left behind"
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot be written"), Run(tmp_path / "file").lock():
+    with pytest.raises(UserError, match="is a file; a run is a folder"), Run(tmp_path / "file").lock():
+        pass
+    with pytest.raises(UserError, match="cannot be written"), Run(tmp_path / "file" / "run").lock():
         pass
 
 

@@ -102,7 +102,7 @@ def run(place: Path, training: Ended) -> Path:
 
 def test_a_training_shows_its_metrics(run: Path, training: Ended) -> None:
     assert re.search(r"^docs: \d+ train, \d+ validation, \d+ test documents$", training.err, re.M)
-    shown = re.findall(r"token accuracy (\S+), perplexity (\S+), next sentence (\S+), loss", training.err)
+    shown = re.findall(r"token accuracy (\S+), perplexity (\S+), next-sentence accuracy (\S+), loss", training.err)
     assert len(shown) == 8
     assert float(shown[-1][1]) < 0.5 * float(shown[0][1])
     for word in ("token accuracy", "perplexity", "next sentence accuracy", "run: done; learning curves: curves.png"):

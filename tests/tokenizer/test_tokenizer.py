@@ -626,6 +626,17 @@ def test_spans_slice_the_words() -> None:
 # ------------------------------------------------------------------------------------------------------- other readers
 
 
+def test_special_tokens_have_their_roles_also_under_the_names_of_others() -> None:
+    assert MADE["wordpiece"].special_roles() == {
+        "pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]",
+        "eos_token": "[SEP]",
+    }  # fmt: skip
+    words = {token: number for number, token in enumerate(["a", "b", "<|endoftext|>"])}
+    like_gpt2 = Tokenizer(tokenizers.Tokenizer(models.WordLevel(words, unk_token="a")))
+    assert like_gpt2.special_roles() == {"pad_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}
+    assert like_gpt2.pad == like_gpt2.end == 2
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_written_tokenizer_reads_back(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.json"

@@ -21,10 +21,10 @@ from qkv.model.dropout import seed_dropout
 from qkv.schema import UserError
 from qkv.tasks import TASKS
 from qkv.tasks.task import EVALUATION, Dataset, Validation
-from qkv.tasks.texts import LabelBatch, TextDataset, batch_logits, text_dataset
+from qkv.tasks.texts import LabelBatch, TextDataset, text_dataset, text_logits
 from qkv.tokenizer.tokenizer import Tokenizer
 from qkv.tokenizer.train import train_tokenizer
-from qkv.training.loop import Report, TrainState, _is_best, batches_of, new_state, train, validate
+from qkv.training.loop import Report, TrainState, _compare_best, batches_of, new_state, train, validate
 
 CLASSIFY = TASKS["classify"]
 LETTERS = "abcdefghijk"
@@ -127,7 +127,7 @@ def test_the_gradient_is_that_of_the_weighted_mean_by_hand() -> None:
     assert weights_R.tolist() == pytest.approx([4 / 6, 4 / 6, 4 / 6, 4 / 2])
     total = torch.zeros((), dtype=torch.float64)
     for number, (_, label) in enumerate(rows):
-        logits = batch_logits(state.model, one_example(state, number))[0]
+        logits = text_logits(state.model, one_example(state, number))[0]
         logs = logits - logits.logsumexp(0)
         loss = -(0.9 * logs[label] + 0.1 * logs[1 - label])  # smoothing 0.2 over two labels
         total = total + float(weights_R[number]) * loss
@@ -273,7 +273,7 @@ def test_logits_of_a_long_row_are_the_mean_over_its_windows() -> None:
     with torch.no_grad():
         for row in range(4):
             numbers = np.flatnonzero(dataset.examples.rows_N == row)
-            alone = [batch_logits(model, dataset.collate(np.array([n]), EVALUATION))[0] for n in numbers]
+            alone = [text_logits(model, dataset.collate(np.array([n]), EVALUATION))[0] for n in numbers]
             rows_logits.append(torch.stack(alone).mean(0).numpy())
     logits, found = np.array(rows_logits), validate(state)
     assert found is not None
@@ -291,34 +291,35 @@ def test_weights_and_token_dropout_are_for_training_only() -> None:
     assert validate(plain) == validate(odd)
 
 
-def validated(keep: str, losses: list[float | None]) -> tuple[list[bool], list[int], TrainState]:
+def validated(keep: str, losses: list[float | None]) -> tuple[list[tuple[bool, bool]], list[int], TrainState]:
+    """Whether each was the best and whether it was kept; and how long the best was ago."""
     state = state_of(recipe(keep=keep), labelled(words(5, seed=1)))
     best, waited = [], []
     for number, loss in enumerate(losses, 1):
         state.progress.step = 10 * number
         validation = None if loss is None else Validation(loss, {}, temperature=1 + number / 10)
-        best.append(_is_best(state, validation))
+        best.append(_compare_best(state, validation))
         waited.append(state.progress.waited)
     return best, waited, state
 
 
 def test_the_best_is_kept_with_its_temperature() -> None:
     best, waited, state = validated("best", [0.5, 0.6, 0.4, 0.4, 0.7])
-    assert best == [True, False, True, False, False]  # as good is not better
+    assert best == [(new, new) for new in (True, False, True, False, False)]  # as good is not better
     assert waited == [0, 1, 0, 1, 2]
     assert (state.progress.best, state.progress.best_step, state.progress.temperature) == (0.4, 30, 1.3)
 
 
 def test_the_last_is_kept_where_that_is_asked_for_and_patience_counts_the_same() -> None:
     best, waited, state = validated("last", [0.5, 0.6, 0.4, 0.4, 0.7])
-    assert best == [True] * 5
+    assert best == [(new, True) for new in (True, False, True, False, False)]
     assert waited == [0, 1, 0, 1, 2]
     assert (state.progress.best, state.progress.best_step, state.progress.temperature) == (0.4, 50, 1.5)
 
 
 def test_without_validation_rows_the_last_is_kept_uncalibrated() -> None:
     best, waited, state = validated("best", [None, None])
-    assert best == [True, True]
+    assert best == [(False, True)] * 2
     assert waited == [0, 0]
     assert (state.progress.best, state.progress.best_step, state.progress.temperature) == (None, 20, 1.0)
 
@@ -348,10 +349,10 @@ def test_without_patience_it_goes_on_and_keep_decides() -> None:
     best, reports = misled()
     assert best.progress.step == 60
     assert best.progress.best_step < 60
-    assert not reports[-1].is_best
+    assert not reports[-1].keep
     last, reports = misled(keep="last")
     assert last.progress.best_step == 60
-    assert reports[-1].is_best
+    assert (reports[-1].is_best, reports[-1].keep) == (False, True)
     assert same(weights(best), weights(last))  # which is kept does not touch what is learnt
 
 

@@ -28,6 +28,7 @@ from qkv.tasks.texts import TextDataset
 from qkv.training import trainer as trainer_module
 from qkv.training.loop import batches_of, validate
 from qkv.training.trainer import Trainer, open_trainer
+from qkv.verify import repair
 from tests.support.fork_server import fork_server
 from tests.support.small_folders import WORDS, make_folder
 
@@ -113,6 +114,29 @@ def test_all_but_the_head_is_taken_to_the_bit(place: Path, tmp_path: Path) -> No
     assert f"the tokenizer is that of {place / 'pre'}; [tokenizer] is ignored" in other.notes
     pooled = begin(tuning(place, model={"pooler": "relu"}), tmp_path / "pooled")
     assert "text.dense.weight" in pooled.notes[0]
+
+
+def test_a_damaged_tokenizer_is_repaired_from_the_pretrained_model(place: Path, tmp_path: Path) -> None:
+    """Of the run itself it cannot be trusted: a repair would make the damage valid."""
+    run, file = tmp_path / "run", tmp_path / "run" / "tokenizer.json"
+    qkv.train(tuning(place), run)
+    sound = file.read_bytes()
+    table = json.loads(sound)
+    vocabulary = table["model"]["vocab"]
+    first, second = sorted(vocabulary)[-2:]
+    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+    for damaged in ([file], [file, run / "MANIFEST.json"]):
+        file.write_text(json.dumps(table))
+        for other in damaged[1:]:
+            other.write_text("{}")
+        repair(run)
+        assert file.read_bytes() == sound
+        assert not Run(run).problems()
+    moved = begin(tuning(place), tmp_path / "moved").run.path
+    file = moved / "tokenizer.json"
+    file.write_text(json.dumps(table))
+    with pytest.raises(UserError, match="no sound checkpoint"):
+        repair(moved)
 
 
 def test_the_next_sentence_head_is_no_head_for_two_labels(place: Path, tmp_path: Path) -> None:
@@ -249,7 +273,7 @@ def test_a_model_of_another_family_is_refused(place: Path, tmp_path: Path, task:
 
 
 def test_a_part_that_is_another_is_refused(place: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"model\.width = 32, but .*pre has 16; with init, remove this key"):
+    with pytest.raises(UserError, match=r"brings its own model; remove model\.width = 32 \(it has 16\)"):
         qkv.train(tuning(place, model={"width": 32}), tmp_path / "run")
     assert begin(tuning(place, model={"width": 16}), tmp_path / "run").recipe.model.width == 16
 

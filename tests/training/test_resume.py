@@ -119,7 +119,6 @@ def test_a_finished_run_trained_again_changes_nothing(place: Path) -> None:
     ("setting", "difference"),
     [
         ("train.dropout=0.3", "train.dropout was 0.2, is 0.3"),
-        ("runtime.threads=2", "runtime.threads was 1, is 2"),
         ("seed=12", "seed was 11, is 12"),
     ],
 )
@@ -129,6 +128,12 @@ def test_another_recipe_is_refused(place: Path, setting: str, difference: str) -
     assert ended.code == 2
     assert f"half: was begun with another recipe:\n  {difference}\nOnly train.report_every, " in ended.err
     assert hashes(place / "half") == before
+
+
+def test_another_number_of_threads_is_noted(place: Path, half: Path) -> None:
+    ended = train(place, half, "--set", "runtime.threads=2")
+    assert (ended.code, resumed_from(ended)) == (0, 35)
+    assert "note: threads was 1, is 2: the last bits will differ" in ended.err
 
 
 def test_how_often_to_save_may_change(place: Path, half: Path) -> None:
@@ -235,6 +240,9 @@ def test_runs_are_compared(place: Path) -> None:
     assert "train.steps was 60, is 25" in other.out
     assert "must be equal" not in other.out
     assert (place / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert "accuracy 0." in other.out
+    alone = fork_server().run(place, "compare", "whole")
+    assert (alone.code, alone.err) == (2, "error: whole: only one run; give two or more\n")
     none = fork_server().run(place, "compare", "whole", "cache")
     assert (none.code, none.err) == (2, "error: cache: is not a run; a run is a folder that `qkv train` wrote\n")
 

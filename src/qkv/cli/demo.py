@@ -46,16 +46,17 @@ def demo(
 
 
 def _show_sentences(console: Console, predictor: Predictor) -> None:
+    from qkv.calibration import uncalibrated
     from qkv.explain.attribution import deciding_words
 
     console.rule("[bold]Two sentences it has never seen", align="left")
     temperature = predictor.input_options.temperature
     for sentence, one in zip(SENTENCES, predictor.predict(SENTENCES), strict=True):
         assert one.probabilities is not None
-        raw = raw_probabilities(one.probabilities, temperature)
+        raw_C = uncalibrated(list(one.probabilities.values()), temperature)
         label = list(one.probabilities)[-1]
         calibrated = f"[bold]{one.probabilities[label]:.4f}[/bold] calibrated"
-        console.print(f"\n{sentence}\n  {label}: {calibrated}, {raw[label]:.4f} raw")
+        console.print(f"\n{sentence}\n  {label}: {calibrated}, {raw_C[-1]:.4f} raw")
         words = deciding_words(predictor, sentence)
         console.print(Padding(terminal.coloured_words([(word.word, word.score) for word in words]), (0, 2)))
     console.print(
@@ -63,12 +64,6 @@ def _show_sentences(console: Console, predictor: Predictor) -> None:
         f"it.\nCalibrated: logits divided by {temperature:.2f} (temperature scaling on the validation set), so that 9"
         " of 10 predictions with probability 0.9 are right."
     )
-
-
-def raw_probabilities(calibrated: dict[str, float], temperature: float) -> dict[str, float]:
-    """The probabilities before temperature scaling."""
-    powers = {name: probability**temperature for name, probability in calibrated.items()}
-    return {name: power / sum(powers.values()) for name, power in powers.items()}
 
 
 def _next(output: str) -> str:

@@ -36,6 +36,8 @@ def evaluate(
     from qkv.metrics import ClassificationMetrics
     from qkv.run.folder import Run
 
+    if output is not None:
+        plots.check_picture(output)
     found = api.evaluate(run, data, say)
     if as_json:
         print(metrics_as_json(found))

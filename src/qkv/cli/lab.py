@@ -21,7 +21,7 @@ from qkv.cli.console import SECONDS_BETWEEN_LINES, AsJson, stdout
 from qkv.schema import UserError, nearest
 
 if TYPE_CHECKING:
-    from qkv.labs.lab import Lab, Result
+    from qkv.labs.lab import Finding, Lab, Result
     from qkv.labs.runner import Step
 
 
@@ -193,12 +193,20 @@ def _show(console: Console, result: Result, guesses: list[bool] | None) -> None:
         sentence = f"erratum: “{claim.sentence}” {claim.correction}" if claim.erratum else claim.sentence
         row = [SIGNS[finding.decision], escape(sentence), str(finding), str(claim.rule)]
         if guesses:
-            true = (finding.decision == "holds") != claim.erratum
-            row.append("right" if guesses[number] == true else "wrong")
+            row.append(grade(finding, guesses[number]))
         table.add_row(*row)
     console.print(table)
     console.print(f"[dim]published: {escape(published.sentence(lab.name))}[/dim]")
     console.print(f"[dim]try: {escape(lab.tries[0])}    read: src/qkv/{lab.read[0]}[/dim]\n")
+
+
+def grade(finding: Finding, guess: bool) -> str:
+    """Whether a guess was right. What was not decided is not graded."""
+    from qkv.labs.lab import FAILS, HOLDS
+
+    if finding.decision not in (HOLDS, FAILS):
+        return "not decided"
+    return "right" if guess == ((finding.decision == HOLDS) != finding.claim.erratum) else "wrong"
 
 
 class ProgressLines:

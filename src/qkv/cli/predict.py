@@ -67,6 +67,8 @@ def _stream(predictor: Predictor, text: str, options: dict[str, Any]) -> None:
     for piece in predictor.stream(text, **{name: value for name, value in options.items() if name != "best"}):
         print(piece, end="", flush=True)
     print()
+    if predictor.prompts([text], predictor.generation_options(**options))[0].truncated:
+        _note_truncated([1], 1)
 
 
 def _show_predictions(
@@ -78,9 +80,12 @@ def _show_predictions(
         predictions = predictor.predict(texts, top=top, progress=progress, **options)
     for one in predictions:
         print(json.dumps(one.to_json(), ensure_ascii=False) if as_json else one)
-    truncated = [number for number, one in enumerate(predictions, 1) if one.truncated]
-    if truncated:
-        say(f"note: {len(truncated)} of {len(predictions)} texts were truncated, first text {truncated[0]}")
+    _note_truncated([number for number, one in enumerate(predictions, 1) if one.truncated], len(predictions))
+
+
+def _note_truncated(numbers: list[int], texts: int) -> None:
+    if numbers:
+        say(f"note: {len(numbers)} of {texts} texts were truncated, first text {numbers[0]}")
 
 
 def text_or_pair(line: str, number: int, predictor: Predictor) -> str | tuple[str, str]:
@@ -112,6 +117,8 @@ def read_texts(texts: list[str] | None, file: Path | None) -> list[str]:
         raise UserError(
             f"{file or 'stdin'}, line {line}: not UTF-8; convert it, for example with iconv -t utf-8"
         ) from None
+    if lines == [""]:
+        raise UserError(f"{file or 'stdin'}: is empty; give at least one text, one per line")
     return [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
 
 
@@ -121,8 +128,10 @@ def _show_beams(
     """The tree of each text's beam search. Branches that were dropped or have ended are marked."""
     from qkv.predict.beam_trace import trace_beams
 
-    for text in given:
+    truncated = list[int]()
+    for number, text in enumerate(given, 1):
         trace = trace_beams(predictor, text, **options)
+        truncated += [number] * trace.truncated
         if as_json:
             print(json.dumps(trace.to_json(), ensure_ascii=False))
             continue
@@ -131,6 +140,7 @@ def _show_beams(
             figures = f"log-probability {found.log_probability:.4f}, score {found.score:.4f}"
             limit = "" if found.ended else ", length limit reached"
             console.print(f"-> {escape(output)}   ({figures}{limit})")
+    _note_truncated(truncated, len(given))
 
 
 def _tree(trace: BeamTrace) -> Tree:

@@ -18,17 +18,9 @@ from qkv.cli.console import SECONDS_BETWEEN_LINES, Settings, say, stdout
 if TYPE_CHECKING:
     from qkv.config.recipe import Recipe
     from qkv.metrics import TestMetrics
+    from qkv.tasks.task import Task
     from qkv.training.loop import Report
     from qkv.training.trainer import Trainer
-
-SHOWN = {  # validation metrics shown while training
-    "accuracy": "accuracy",
-    "token_accuracy": "token accuracy",
-    "perplexity": "perplexity",
-    "bits_per_byte": "bits per byte",
-    "next_sentence_accuracy": "next sentence",
-    "pearson": "Pearson",
-}
 
 
 def train(
@@ -98,7 +90,6 @@ class Stop:
 
 def run_training(recipe: Recipe, folder: Path) -> tuple[int, TestMetrics | None]:
     """Train in a folder, with progress on stderr. The exit code, and the test metrics of a finished model."""
-    from qkv.plots import save_curves
     from qkv.training.trainer import open_trainer
 
     with open_trainer(recipe, folder, say) as trainer:
@@ -110,7 +101,6 @@ def run_training(recipe: Recipe, folder: Path) -> tuple[int, TestMetrics | None]
             say(f"stopped safely at step {trainer.state.progress.step:,}; run the same command to resume")
             return 128 + stop.by, None
         found = trainer.finish()
-        save_curves(folder / "curves.png", [trainer.run.history()])
     return 0, found
 
 
@@ -137,7 +127,7 @@ def _follow(trainer: Trainer, stop: Stop) -> None:
         for report in trainer.reports(stop):
             if report.line and (report.validation or time.monotonic() - last > SECONDS_BETWEEN_LINES):
                 last = time.monotonic()
-                say(_plain(report))
+                say(_plain(report, trainer.data.task))
         return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -158,10 +148,10 @@ def _follow(trainer: Trainer, stop: Stop) -> None:
                 facts = f"loss {report.line['loss']:.3f}  {report.line['tokens_per_second']:,.0f} tokens/s"
                 bar.update(task, completed=report.step, facts=facts)
             if report.validation:
-                bar.console.print(_plain(report), highlight=False)
+                bar.console.print(_plain(report, trainer.data.task), highlight=False)
 
 
-def _plain(report: Report) -> str:
+def _plain(report: Report, task: Task) -> str:
     line = report.line or {}
     text = f"step {report.step:,}/{report.steps:,}  loss {line['loss']:.4f}  {line['tokens_per_second']:,.0f} tokens/s"
     if report.validation is None:
@@ -169,5 +159,6 @@ def _plain(report: Report) -> str:
         return f"{text}  about {left:,.0f} s left"
     found = report.validation
     best = "  (best so far)" if report.is_best else ""
-    values = ", ".join(f"{SHOWN[name]} {value:.4f}" for name, value in found.metrics.items() if name in SHOWN)
-    return f"{text}  validation: {values}, loss {found.loss:.4f}{best}"
+    known = [metric for metric in task.metrics if metric.name in found.metrics]
+    values = "".join(f"{metric.title} {found.metrics[metric.name]:.4f}, " for metric in known)
+    return f"{text}  validation: {values}loss {found.loss:.4f}{best}"

@@ -22,7 +22,8 @@ def verify(
         bool, typer.Option("--repair", help="Set damaged checkpoints aside and rebuild the model from a sound one.")
     ] = False,
 ) -> None:
-    """Check every file of a run against its hash, and say what resuming would do."""
+    """Check the model, recipe, tokenizer, card and checkpoints of a run against their hashes, and say what
+    resuming would do."""
     from qkv import verify as verification
 
     parts, outlook = verification.verify(run)

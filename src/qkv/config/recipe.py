@@ -7,7 +7,7 @@ what was left to be derived, so that changing one key later never meets a stale 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -58,13 +58,23 @@ ONLY_FOR: tuple[tuple[str, tuple[Family, ...], object], ...] = (  # key, familie
 class ModelConfig(Section):
     """The Transformer, as parts chosen by name. The defaults are a small encoder."""
 
+    suggested: ClassVar[Mapping[str, str]] = {
+        "hidden_size": "model.width", "d_model": "model.width", "n_embd": "model.width",
+        "num_layers": "model.layers", "num_hidden_layers": "model.layers", "n_layer": "model.layers",
+        "num_heads": "model.heads", "num_attention_heads": "model.heads", "n_head": "model.heads",
+        "intermediate_size": "model.feedforward", "d_ff": "model.feedforward", "ffn_dim": "model.feedforward",
+        "vocab_size": "tokenizer.vocab_size", "dropout": "train.dropout", "max_length": "data.length",
+    }  # fmt: skip
     renamed: ClassVar[Mapping[str, str]] = {
         "head = words": 'head = "tokens"',
         "head = classes": 'head = "classification"',
         "head = grade": 'head = "regression", and task = "regress" in a recipe',
     }
     preset: str = key("none", "A named model; the other keys of this table override it. `qkv plan` lists the presets.")
-    family: Family = key("encoder", "Encoder (bidirectional), decoder (causal) or encoder-decoder.")
+    family: Family = key(
+        "encoder",
+        "Encoder (bidirectional), decoder (causal) or encoder-decoder; default: that of the task.",
+    )
     vocabulary: int = key(0, "Vocabulary size; 0: that of the tokenizer.", "tokens", ge=0, le=10_000_000)
     target_vocabulary: int = key(
         0, "Target vocabulary size of an encoder-decoder; 0: the same as vocabulary.", "tokens", ge=0, le=10_000_000
@@ -182,6 +192,10 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """The training, validation and test data."""
 
+    suggested: ClassVar[Mapping[str, str]] = {
+        "max_length": "data.length", "max_seq_length": "data.length", "block_size": "data.length",
+        "train": "data.corpus", "file": "data.corpus", "path": "data.corpus", "dev": "data.validation",
+    }  # fmt: skip
     renamed: ClassVar[Mapping[str, str]] = {
         "long": "data.truncation: head (was cut), head+tail (was ends) or windows",
         "across": "data.pack_documents",
@@ -235,6 +249,12 @@ class TokenizerConfig(Section):
 class TrainConfig(Section):
     """Training."""
 
+    suggested: ClassVar[Mapping[str, str]] = {
+        "lr": "train.learning_rate", "batch_size": "train.batch_tokens (a batch is counted in tokens)",
+        "max_steps": "train.steps", "num_train_epochs": "train.epochs", "warmup_steps": "train.warmup",
+        "grad_clip": "train.clip", "max_grad_norm": "train.clip", "eval_interval": "train.eval_every",
+        "gradient_accumulation_steps": "train.micro_batches", "max_length": "data.length",
+    }  # fmt: skip
     renamed: ClassVar[Mapping[str, str]] = {
         "hide_tokens": "train.token_dropout",
         "mask_words": "train.mask_rate",
@@ -355,6 +375,17 @@ class Recipe(Section):
     train: TrainConfig = Field(default_factory=TrainConfig, description="Training.")
     decode: DecodeConfig = Field(default_factory=DecodeConfig, description="Text generation.")
     runtime: RuntimeConfig = Field(default_factory=RuntimeConfig, description="The machine.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _family_of_task(cls, table: Any) -> Any:
+        """A recipe that names no family has that of its task."""
+        if not isinstance(table, dict) or table.get("task") not in FAMILIES_OF_TASK:
+            return table
+        model = table.get("model", {})
+        if not isinstance(model, dict) or "family" in model:
+            return table
+        return {**table, "model": {**model, "family": FAMILIES_OF_TASK[table["task"]][0]}}
 
     @model_validator(mode="after")
     def _task_fits_family(self) -> Self:

@@ -63,7 +63,7 @@ class _Gathered:
 
 def _too_long(place: str) -> UserError:
     most = f"accepted: up to {formats.LARGEST:,}"
-    return UserError(f"{place}: one document of more characters than are read, {most}; let it fall into smaller ones")
+    return UserError(f"{place}: one document of more characters than are read, {most}; split it into smaller ones")
 
 
 def _each_line(source: InputFile, columns: Columns) -> Iterator[Row]:

@@ -1,5 +1,5 @@
-"""One file -> rows, for each known format. `corpus.py` opens the files and is the door, `documents.py` takes the lines
-of plain text; nobody else imports this.
+"""One file -> rows, for each known format. `files.py` opens the files, `documents.py` takes the lines of plain text;
+nobody else imports this.
 
 A reader gets an `InputFile` and yields rows as it goes: it never holds more than a buffer, one record or one batch.
 Text is UTF-8, strictly. What a reader cannot make sense of it refuses, with file and line; it never guesses.
@@ -409,7 +409,14 @@ def _check_kinds(source: InputFile, schema: Any, columns: Columns) -> None:
 
 
 def _kind(value: object) -> str:
-    kinds = {dict: "an object", list: "an array", str: "a string", int: "a number", float: "a number", bool: "a switch"}
+    kinds = {
+        dict: "an object",
+        list: "an array",
+        str: "a string",
+        int: "a number",
+        float: "a number",
+        bool: "a boolean",
+    }
     return "null" if value is None else kinds.get(type(value), f"a {type(value).__name__}")
 
 

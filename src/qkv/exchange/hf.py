@@ -61,7 +61,7 @@ def is_exportable(config: ModelConfig) -> bool:
     return True
 
 
-def model_files(model: Model, config: ModelConfig, carried: Mapping[str, Any]) -> ModelFiles:
+def as_files(model: Model, config: ModelConfig, carried: Mapping[str, Any]) -> ModelFiles:
     """A model as it is written: in a Hugging Face architecture if its parts make one, else in our own."""
     return (write_model if is_exportable(config) else write_native)(model, config, carried)
 
@@ -99,10 +99,10 @@ def _architecture(folder: Folder) -> Architecture:
             found = _value(folder.config, architecture, key)
             if found != accepted:
                 where = folder.path / "config.json"
-                raise UserError(f"{where}: {key} = {found!r} has no part in qkv; accepted: {accepted!r}")
+                raise UserError(f"{where}: {key} = {found!r} is not supported by qkv; accepted: {accepted!r}")
     fitting = [a for a in known if _tied(folder.config, a)]
     if not fitting:
-        raise UserError(f"{folder.path / 'config.json'}: how its embeddings are tied has no part in qkv")
+        raise UserError(f"{folder.path / 'config.json'}: the way its embeddings are tied is not supported by qkv")
     return fitting[0]
 
 
@@ -142,7 +142,7 @@ def _read_config(folder: Folder, architecture: Architecture, variant: Variant) -
     for key in architecture.activation:
         name = _value(folder.config, architecture, key)
         if not isinstance(name, str) or name not in ACTIVATION_NAMES:
-            raise UserError(f"{where}: {key} = {name!r} has no part in qkv; accepted: {listed(ACTIVATION_NAMES)}")
+            raise UserError(f"{where}: {key} = {name!r} is not supported by qkv; accepted: {listed(ACTIVATION_NAMES)}")
         table["activation"] = ACTIVATION_NAMES[name]
     table["pooler"] = table["activation"] if variant.pooler == "activation" else variant.pooler
     if "text.output" in variant.weights and variant.head == "classification":
@@ -169,7 +169,7 @@ def _classes(folder: Folder, variant: Variant) -> int:
     shape = folder.shapes.get(variant.weights["text.output"].names[0] + ".weight", ())
     kind = folder.config.get("problem_type")
     if kind == "multi_label_classification" or (kind == "regression" and shape[:1] > (1,)):
-        found = f"problem_type = {kind!r} with {shape[0] if shape else 0} outputs has no part in qkv"
+        found = f"problem_type = {kind!r} with {shape[0] if shape else 0} outputs is not supported by qkv"
         wanted = "single_label_classification, or regression with one output"
         raise UserError(f"{folder.path / 'config.json'}: {found}; accepted: {wanted}")
     return shape[0] if shape else 2
@@ -267,7 +267,7 @@ def _fill(folder: Folder, architecture: Architecture, variant: Variant, config: 
         if stored is None:
             continue
         if folder.shapes[stored] != sizes or not _close(folder.tensor(stored), sinusoid(*sizes)):
-            raise UserError(f"{folder.path}: {stored} is not the table of sinusoids; a trained one has no part in qkv")
+            raise UserError(f"{folder.path}: {stored} is not the table of sinusoids; a trained one is not supported")
 
 
 def _close(stored: Tensor, expected: Tensor) -> bool:

@@ -7,7 +7,6 @@ the same rows, in the same order, by the same loop.
 from __future__ import annotations
 
 import csv
-import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,18 +16,18 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 
 from qkv.config.presets import expand
 from qkv.config.recipe import Recipe
 from qkv.data.prepare import Prepared
+from qkv.exchange.folder import write_folder
 from qkv.labs.lab import Setting
 from qkv.model.transformer import Decoder, Model
 from qkv.tasks.task import Validation
 from qkv.tokenizer.tokenizer import Tokenizer
 from qkv.training.build import build_state, open_data
 from qkv.training.loop import train
-from qkv.training.model_files import final_model, tokenizer_files
+from qkv.training.model_files import tokenizer_files, trained_files
 
 NEVER = 10**9
 
@@ -111,12 +110,9 @@ class Bench:
 
     def keep(self, name: str, arm: Arm) -> str:
         """Write an arm as a folder that another one can fine-tune; its path, for `init`."""
-        folder, files = self.folder / name, final_model(arm.model, arm.recipe, arm.prepared, 1.0)
-        folder.mkdir(exist_ok=True)
-        (folder / "config.json").write_text(json.dumps(files.config))
-        save_file(files.tensors, folder / "model.safetensors", {"format": "pt"})
-        for file, content in tokenizer_files(arm.prepared, arm.recipe).items():
-            (folder / file).write_bytes(content)
+        folder, files = self.folder / name, trained_files(arm.model, arm.recipe, arm.prepared, 1.0)
+        own = tokenizer_files(arm.prepared, arm.recipe)
+        write_folder(folder, config=files.config, generation={}, tensors=files.tensors, files=own)
         return str(folder)
 
 

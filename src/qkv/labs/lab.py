@@ -84,11 +84,6 @@ class Claim:
     def erratum(self) -> bool:
         return bool(self.correction)
 
-    @property
-    def refuted_by(self) -> str:
-        """What would have to be measured for the sentence to be wrong; of an erratum, to be right."""
-        return f"a 95% interval of the effect all of which is not {self.rule}"
-
 
 @dataclass(frozen=True)
 class Measured:

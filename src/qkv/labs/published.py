@@ -6,7 +6,6 @@ They stand beside what is measured afresh. `python -m qkv.labs.published` writes
 from __future__ import annotations
 
 import json
-import sys
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -24,7 +23,7 @@ it again on your machine; `qkv lab NAME -o report.html` explains and draws it. A
 is "undecided at this size". `heads` and `special` were undecided at first and measured again:
 [decisions](decisions.md), 53.
 
-Made by `python -m qkv.labs.published > docs/questions.md` from what `qkv lab --full --json` printed"""
+Made by `make docs` from what `qkv lab --full --json` printed"""
 
 
 @cache
@@ -64,7 +63,7 @@ def questions() -> str:
 
 
 def _when(found: dict[str, Any]) -> str:
-    seeds = "nothing left to chance" if found["seeds"] == 1 else f"{found['seeds']} seeds"
+    seeds = "deterministic" if found["seeds"] == 1 else f"{found['seeds']} seeds"
     return f"measured at full size on {found['date']}, {seeds}"
 
 
@@ -84,7 +83,3 @@ def _table(*names: str) -> list[str]:
 
 def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(questions())

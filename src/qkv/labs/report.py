@@ -81,7 +81,7 @@ def _section(result: Result) -> str:
 
 def _numbers(result: Result) -> str:
     seeds = len(result.measured)
-    how = "nothing is left to chance" if seeds == 1 else f"mean over {seeds} seeds, 95% interval"
+    how = "deterministic" if seeds == 1 else f"mean over {seeds} seeds, 95% interval"
     rows = "".join(_row(finding) for finding in result.findings)
     figures = "; ".join(f"{name}: {readable(value)}" for name, value in result.figures.items())
     return (

@@ -13,7 +13,7 @@ import torch
 from qkv.model.attention import Recorder
 from qkv.model.transformer import Encoder, EncoderDecoder
 from qkv.predict.decode import BeamStep, Hypothesis, backtrack, length_penalty, links, ranked
-from qkv.predict.generate import output_limit, search
+from qkv.predict.generate import output_limits, search
 from qkv.predict.prediction import TextBatch
 from qkv.predict.predictor import Predictor
 from qkv.schema import UserError
@@ -43,6 +43,7 @@ class BeamTrace:
     source: tuple[str, ...]  # the source's tokens; empty for a decoder
     steps: tuple[tuple[Node, ...], ...]
     outputs: tuple[tuple[str, Hypothesis], ...]  # best first, as text and as tokens
+    truncated: bool  # not all of the text fitted
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -54,8 +55,8 @@ def trace_beams(predictor: Predictor, text: str, **options: Any) -> BeamTrace:
     model, chosen = predictor.model, predictor.generation_options(**options)
     if not predictor.generates or isinstance(model, Encoder):
         raise UserError("only a model that generates text has a beam search to show")
-    batch = TextBatch.of([0], [text], predictor.prompts([text], chosen))
-    limit, alpha = output_limit(model, batch, chosen), chosen.decode.length_penalty
+    batch = predictor.prompt(text, chosen)
+    limit, alpha = output_limits(model, batch, chosen), chosen.decode.length_penalty
     steps = list(search(model, batch, predictor.special_tokens, chosen))
     found = ranked(steps, texts=1, limit=limit, alpha=alpha, best=chosen.best)[0]
     source, alignments = list[int](), Alignments()
@@ -64,7 +65,8 @@ def trace_beams(predictor: Predictor, text: str, **options: Any) -> BeamTrace:
         alignments = _alignments(model, batch, predictor.special_tokens.start or 0, steps)
     nodes = tuple(_nodes(predictor, one, alpha, alignments) for one in steps)
     tokens = tuple(predictor.tokenizer.token(token) for token in source)
-    return BeamTrace(text, tokens, nodes, tuple((predictor.target_tokenizer.decode(one.tokens), one) for one in found))
+    outputs = tuple((predictor.target_tokenizer.decode(one.tokens), one) for one in found)
+    return BeamTrace(text, tokens, nodes, outputs, batch.encoded[0].truncated)
 
 
 def _nodes(predictor: Predictor, step: BeamStep, alpha: float, alignments: Alignments) -> tuple[Node, ...]:

@@ -10,6 +10,7 @@ T texts · N live rows · M rows of the last step · V vocabulary · W beam widt
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,6 +20,7 @@ from torch import Tensor
 
 State = TypeVar("State")
 Step = Callable[[Tensor, Tensor, State], tuple[Tensor, State]]
+Limit = int | Sequence[int]  # most tokens of an output: of all texts, or of each
 Choose = Callable[[Tensor, Tensor, int], Tensor]  # (logits_NV, rows_N, tokens so far) -> tokens_N
 
 
@@ -49,7 +51,7 @@ def greedy(
     cache: State,
     *,
     end: tuple[int, ...],
-    limit: int,
+    limit: Limit,
     banned: tuple[int, ...] = (),
     choose: Choose = most_probable,
     stop: Stop = _never,
@@ -57,14 +59,15 @@ def greedy(
     """One token a step, at most `limit`, until each row has an `end` token or `stop` ends it. Greedy, unless `choose`
     says otherwise. `banned` ids are never generated."""
     rows_N = torch.arange(len(logits_NV), device=logits_NV.device)
-    for position in range(limit):
+    limit_T = _per_text(limit, len(logits_NV)).to(logits_NV.device)
+    for position in itertools.count():
         logits_NV = _ban(logits_NV, banned)
         tokens_N = choose(logits_NV, rows_N, position)
         scores_N = logits_NV.gather(1, tokens_N[:, None])[:, 0] - logits_NV.logsumexp(-1)
         chosen = NextTokens(rows_N, tokens_N, scores_N)
         yield chosen
-        alive = (~(_among(tokens_N, end) | stop(chosen))).nonzero()[:, 0]
-        if not len(alive) or position + 1 == limit:
+        alive = (~(_among(tokens_N, end) | stop(chosen)) & (position + 1 < limit_T[rows_N])).nonzero()[:, 0]
+        if not len(alive):
             return
         rows_N = rows_N.index_select(0, alive)
         logits_NV, cache = step(tokens_N.index_select(0, alive), alive, cache)
@@ -130,7 +133,7 @@ def beam(
     *,
     width: int,
     end: tuple[int, ...],
-    limit: int,
+    limit: Limit,
     alpha: float = 0.6,
     best: int = 1,
     banned: tuple[int, ...] = (),
@@ -147,11 +150,13 @@ def beam(
     log-probability divided by that penalty. With `early` false nothing stops early; the answers are the same.
     """
     texts = len(logits_TV)
+    limit_T = _per_text(limit, texts)
+    longest_T = torch.tensor([length_penalty(one, alpha) for one in limit_T.tolist()], dtype=torch.float64)
     texts_N = parents_N = torch.arange(texts)
     sums_N = torch.zeros(texts, dtype=torch.float64)
     room_T = torch.full((texts,), width)
     complete: list[list[float]] = [[] for _ in range(texts)]  # scores of what has ended, best first
-    for length in range(1, limit + 1):
+    for length in itertools.count(1):
         origin_M, tokens_M, sums_M = _continued(_ban(logits_TV, banned), texts_N, sums_N, room_T, width)
         texts_M, ended_M = texts_N[origin_M], _among(tokens_M, end).cpu()
         yield BeamStep(length, texts_M, parents_N[origin_M], tokens_M, sums_M, ended_M)
@@ -159,12 +164,12 @@ def beam(
         for text, total in zip(texts_M[ended_M].tolist(), sums_M[ended_M].tolist(), strict=True):
             scores = [*complete[text], total / length_penalty(length, alpha)]
             complete[text] = sorted(scores, reverse=True)[:best]
-        if length == limit:
-            return
-        largest = max(length_penalty(length + 1, alpha), length_penalty(limit, alpha))
-        worst = [one[-1] if len(one) == best else -torch.inf for one in complete]
-        hopeless_T = torch.tensor(worst, dtype=torch.float64)
-        alive = (~ended_M & ~(early & _settled(texts_M, ended_M, sums_M / largest, hopeless_T))).nonzero()[:, 0]
+        done_M = ended_M | (length >= limit_T[texts_M])
+        if early:
+            largest_T = longest_T.clamp(min=length_penalty(length + 1, alpha))
+            worst_T = torch.tensor([one[-1] if len(one) == best else -torch.inf for one in complete]).double()
+            done_M = done_M | _settled(texts_M, ended_M, sums_M / largest_T[texts_M], worst_T)
+        alive = (~done_M).nonzero()[:, 0]
         if not len(alive):
             return
         texts_N, sums_N, parents_N = texts_M[alive], sums_M[alive], alive
@@ -172,14 +177,15 @@ def beam(
         logits_TV, cache = step(tokens_M[alive.to(tokens_M.device)], rows_N, cache)
 
 
-def ranked(trace: Iterable[BeamStep], *, texts: int, limit: int, alpha: float, best: int = 1) -> list[list[Hypothesis]]:
+def ranked(
+    trace: Iterable[BeamStep], *, texts: int, limit: Limit, alpha: float, best: int = 1
+) -> list[list[Hypothesis]]:
     """The best outputs of each text, from the steps of a beam search with the same `limit` and `alpha`."""
-    steps = list[BeamLinks]()
+    steps, limit_T = list[BeamLinks](), _per_text(limit, texts)
     complete: list[list[tuple[float, int, int, float, bool]]] = [[] for _ in range(texts)]
     for step in trace:
         steps.append(links(step))
-        final = step.ended_M if step.length < limit else torch.ones_like(step.ended_M)
-        for number in final.nonzero()[:, 0].tolist():
+        for number in (step.ended_M | (step.length >= limit_T[step.texts_M])).nonzero()[:, 0].tolist():
             total, ended = float(step.log_probabilities_M[number]), bool(step.ended_M[number])
             score = total / length_penalty(step.length, alpha)
             complete[int(step.texts_M[number])].append((score, step.length, number, total, ended))
@@ -232,11 +238,15 @@ def _continued(
     return origin_M, tokens_M, top.values[group_M, rank_M]
 
 
-def _settled(texts_M: Tensor, ended_M: Tensor, most_M: Tensor, hopeless_T: Tensor) -> Tensor:
-    """Of each hypothesis, whether its text is settled: none that goes on can come above what is `hopeless`."""
-    most_T = torch.full_like(hopeless_T, -torch.inf)
+def _settled(texts_M: Tensor, ended_M: Tensor, most_M: Tensor, worst_T: Tensor) -> Tensor:
+    """Of each hypothesis, whether its text is settled: none that goes on can score more than the `worst` answer."""
+    most_T = torch.full_like(worst_T, -torch.inf)
     most_T.scatter_reduce_(0, texts_M, most_M.masked_fill(ended_M, -torch.inf), "amax")
-    return (most_T <= hopeless_T)[texts_M]
+    return (most_T <= worst_T)[texts_M]
+
+
+def _per_text(limit: Limit, texts: int) -> Tensor:
+    return torch.full((texts,), limit) if isinstance(limit, int) else torch.tensor(limit)
 
 
 def _ban(logits_NV: Tensor, banned: tuple[int, ...]) -> Tensor:

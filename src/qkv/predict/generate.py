@@ -75,10 +75,10 @@ def texts_at_once(config: ModelConfig, options: GenerationOptions, length: int) 
     return max(1, CACHE_BYTES // needed)
 
 
-def output_limit(model: Generator, batch: TextBatch, options: GenerationOptions) -> int:
-    """Maximum length of the outputs of a batch."""
+def output_limits(model: Generator, batch: TextBatch, options: GenerationOptions) -> list[int]:
+    """Maximum length of each output of a batch. It depends on the text alone, not on those beside it."""
     family = "decoder" if isinstance(model, Decoder) else "encoder-decoder"
-    return options.limit(family, batch.tokens_BL.shape[1])
+    return [options.limit(family, len(one.ids)) for one in batch.encoded]
 
 
 def generate(
@@ -105,7 +105,7 @@ def stream_tokens(
 ) -> Iterator[NextTokens]:
     """Tokens as they are generated: greedy, or sampled where there is a temperature."""
     logits_NV, cache = begin(model, batch, special)
-    d, limit = options.decode, output_limit(model, batch, options)
+    d, limit = options.decode, output_limits(model, batch, options)
     choose: Choose = most_probable
     if d.temperature:
         draw = _uniform(batch.numbers, options.seed)
@@ -121,7 +121,7 @@ def search(
 ) -> Iterator[BeamStep]:
     """The steps of a beam search."""
     logits_NV, cache = begin(model, batch, special)
-    d, limit = options.decode, output_limit(model, batch, options)
+    d, limit = options.decode, output_limits(model, batch, options)
     return beam(
         stepper(model), logits_NV, cache, width=d.beam, end=special.end, limit=limit, alpha=d.length_penalty,
         best=options.best, banned=special.banned,
@@ -175,7 +175,7 @@ def pieces(tokenizer: Tokenizer, chosen: Iterator[NextTokens], stop: tuple[str, 
 def _beam_search(
     model: Generator, batch: TextBatch, special: SpecialTokens, tokenizer: Tokenizer, options: GenerationOptions
 ) -> list[Prediction]:
-    trace, limit = search(model, batch, special, options), output_limit(model, batch, options)
+    trace, limit = search(model, batch, special, options), output_limits(model, batch, options)
     alpha, count = options.decode.length_penalty, len(batch.texts)
     answers = []
     found = ranked(trace, texts=count, limit=limit, alpha=alpha, best=options.best)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from qkv.schema import UserError, listed, nearest
 from qkv.tokenizer.tokenizer import Encoded, Tokenizer
 
 NEXT_SENTENCE = ("next", "not next")  # the two outputs of next-sentence prediction, in BERT's order
-Progress = Callable[[int], None]  # is told how many more texts are done
+OnProgress = Callable[[int], None]  # is told how many more texts are done
 T = TypeVar("T")
 
 
@@ -94,7 +95,7 @@ class Predictor:
         best: int = 1,
         seed: int = 0,
         stop: Sequence[str] = (),
-        progress: Progress = _no_progress,
+        progress: OnProgress = _no_progress,
         **decode: Any,
     ) -> list[Prediction]:
         """A prediction for each text, in order: a label, a number, tokens for each mask, a continuation or a
@@ -109,6 +110,8 @@ class Predictor:
         if not 1 <= top <= self.config.vocabulary:
             raise UserError(f"top = {top}: must be at least 1 and at most {self.config.vocabulary:,}")
         head, model = self.config.head, self.model
+        if not self.generates:
+            _refuse_generation(best=None if best == 1 else best, stop=list(stop) or None, **decode)
         if head in TEXT_HEADS:
             return self._classify(texts, progress)
         if head == "none":
@@ -130,10 +133,12 @@ class Predictor:
         _check_options(decode)
         chosen = {name: value for name, value in decode.items() if value is not None}
         settings = self.input_options.decode.replace(**chosen)
+        _refuse_unread(settings, chosen)
         if settings.max_tokens == 0 and self.config.positions == "learned":
             settings = settings.replace(max_tokens=max(1, min(DEFAULT_LENGTH, self.config.context // 2)))
         return GenerationOptions(settings, best, seed, tuple(stop))
 
+    @torch.no_grad()
     def stream(self, text: str, *, seed: int = 0, stop: Sequence[str] = (), **decode: Any) -> Iterator[str]:
         """A continuation or translation of one text, in pieces, as they are generated."""
         model, options = self.model, self.generation_options(1, seed, stop, **decode)
@@ -141,10 +146,16 @@ class Predictor:
             raise UserError("only a continuation or a translation can be streamed; use predict for this model")
         if options.decode.beam > 1:
             raise UserError(f"beam = {options.decode.beam}: a beam search cannot be streamed; accepted: 1")
-        batch = TextBatch.of([0], [text], self.prompts([text], options))
-        with torch.no_grad():
+        batch = self.prompt(text, options)
+        if isinstance(model, Decoder) or text.strip():
             tokens = stream_tokens(model, batch, self.special_tokens, self.target_tokenizer, options)
             yield from pieces(self.target_tokenizer, tokens, options.stop)
+
+    def prompt(self, text: str, options: GenerationOptions) -> TextBatch:
+        """One text to generate from. One that needs too much memory is refused."""
+        encoded = self.prompts([text], options)
+        texts_at_once(self.config, options, len(encoded[0].ids))
+        return TextBatch.of([0], [text], encoded)
 
     def prompts(self, texts: Sequence[str], options: GenerationOptions) -> list[Encoded]:
         """What is read before the first output token. A prompt that is too long keeps its end."""
@@ -161,7 +172,7 @@ class Predictor:
         return encoded
 
     def _generate(
-        self, model: Decoder | EncoderDecoder, texts: list[str], options: GenerationOptions, progress: Progress
+        self, model: Decoder | EncoderDecoder, texts: list[str], options: GenerationOptions, progress: OnProgress
     ) -> list[Prediction]:
         """A continuation or translation of each text; of an empty source an empty one."""
         encoded = self.prompts(texts, options)
@@ -197,7 +208,7 @@ class Predictor:
         return np.stack(vectors) if vectors else np.zeros((0, self.config.width), np.float32)
 
     def _in_batches(
-        self, texts: Sequence[Text], answer: Callable[[TextBatch], list[T]], progress: Progress = _no_progress
+        self, texts: Sequence[Text], answer: Callable[[TextBatch], list[T]], progress: OnProgress = _no_progress
     ) -> list[T]:
         """Answers in the order of the texts."""
         literal = self.input_options.literal and self.config.head in ("none", *TEXT_HEADS)
@@ -213,7 +224,7 @@ class Predictor:
         texts: Sequence[Text],
         encoded: list[Encoded],
         answer: Callable[[TextBatch], list[T]],
-        progress: Progress,
+        progress: OnProgress = _no_progress,
         most: Callable[[int], int] = lambda length: UNBOUNDED,
     ) -> list[T]:
         """Answers in the order given, computed shortest first in batches of bounded size: at most so many texts of a
@@ -255,7 +266,7 @@ class Predictor:
             return self.model.encode(batch.tokens_BL, batch.keep_BL)
         return hidden_states(self.model, batch.tokens_BL, batch.keep_BL, batch.segments_BL)
 
-    def _classify(self, texts: Sequence[Text], progress: Progress) -> list[Prediction]:
+    def _classify(self, texts: Sequence[Text], progress: OnProgress) -> list[Prediction]:
         """A label with probabilities, or a number. The logits of a text that is read in windows are averaged."""
         for number, text in enumerate(texts, 1):
             if self.input_options.literal and isinstance(text, tuple) != self.input_options.pairs:
@@ -266,7 +277,15 @@ class Predictor:
         else:
             encoded = self.tokenizer.encode(texts, self.max_length(), literal=self.input_options.literal)
             owners = list(range(len(texts)))
-        logits = self._run([texts[owner] for owner in owners], encoded, self._logits, progress)
+        left = Counter(owners)  # windows of each text that are still to be read
+
+        def logits_of(batch: TextBatch) -> list[Tensor]:
+            found, read = self._logits(batch), [owners[number] for number in batch.numbers]
+            left.subtract(read)
+            progress(sum(left[owner] == 0 for owner in set(read)))
+            return found
+
+        logits = self._run([texts[owner] for owner in owners], encoded, logits_of)
         owned: list[list[int]] = [[] for _ in texts]
         for number, owner in enumerate(owners):
             owned[owner].append(number)
@@ -389,6 +408,22 @@ def _check_options(decode: Mapping[str, Any]) -> None:
     for name in decode:
         if name not in DecodeConfig.model_fields:
             raise UserError(f"{name}: unknown option; {nearest(name, DecodeConfig.model_fields)}")
+
+
+def _refuse_generation(**options: Any) -> None:
+    """A model that generates no text has no use for these."""
+    for name, value in options.items():
+        if value is not None:
+            raise UserError(f"{name} = {value}: for models that generate text; this one does not, so leave it out")
+
+
+def _refuse_unread(settings: DecodeConfig, chosen: Mapping[str, Any]) -> None:
+    """An option of a way of decoding that nobody chose, neither here nor in the recipe, would be ignored."""
+    for name in chosen.keys() & {"top_k", "top_p"} if "temperature" not in chosen else ():
+        if not settings.temperature:
+            raise UserError(f"{name} = {chosen[name]}: for sampling, but decoding is greedy; also set temperature")
+    if "length_penalty" in chosen and "beam" not in chosen and settings.beam == 1:
+        raise UserError(f"length_penalty = {chosen['length_penalty']}: for beam search; also set beam")
 
 
 def _checked_texts(texts: Sequence[Text]) -> list[Text]:

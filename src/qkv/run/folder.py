@@ -13,7 +13,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,9 @@ from qkv.config.recipe import Recipe
 from qkv.run.checkpoint import WEIGHTS, Checkpoint, Checkpoints
 from qkv.schema import Section, UserError, describe, read_toml
 
-RECIPE, METRICS, CARD = "recipe.toml", "metrics.jsonl", "README.md"
+RECIPE, METRICS, CARD, CURVES, LOCK = "recipe.toml", "metrics.jsonl", "README.md", "curves.png", ".lock"
 MODEL_FILES = ("config.json", WEIGHTS, CARD)  # written later than the rest
-MAY_CHANGE = ("train.report_every", "train.eval_every", "train.save_every")  # on resume
+MAY_CHANGE = ("train.report_every", "train.eval_every", "train.save_every", "runtime.threads")  # on resume
 VERIFIED = (RECIPE, WEIGHTS, CARD, "config.json", "tokenizer.json", "target_tokenizer.json")
 _LEFTOVERS = re.compile(r"\.[\w.]+\.(json|jsonl|toml|md|safetensors|png)\.(new|tmp-\d+)")  # of a killed process
 
@@ -44,9 +44,12 @@ class Run:
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Only one process trains a run. The system releases the lock when the process ends, however it ends."""
+        if os.path.isfile(self.path):  # noqa: PTH113  (Path raises where a name is too long)
+            raise UserError(f"{self.path}: is a file; a run is a folder, choose another name with -o")
+        is_new = not os.path.exists(self.path)  # noqa: PTH110
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = filelock.FileLock(self.path / ".lock", blocking=False)
+            lock = filelock.FileLock(self.path / LOCK, blocking=False)
             lock.acquire()
         except filelock.Timeout:
             raise UserError(f"{self.path}: another process is training this run; wait for it, or stop it") from None
@@ -61,7 +64,15 @@ class Run:
                 self.checkpoints.remove_leftovers()
             yield
         finally:
+            if is_new and not self.begun:
+                self._remove_empty()
             lock.release()
+
+    def _remove_empty(self) -> None:
+        """A training that failed before its first file leaves no folder behind."""
+        with suppress(OSError):  # it has other files
+            (self.path / LOCK).unlink(missing_ok=True)
+            self.path.rmdir()
 
     @contextmanager
     def writing(self, what: str) -> Iterator[None]:
@@ -103,7 +114,7 @@ class Run:
         """Files that are not ours are not overwritten."""
         if self.checkpoints.steps():
             raise UserError(f"{self.path}: has checkpoints, but is not a run; choose another folder with -o")
-        for name in (*content, *MODEL_FILES, METRICS, "curves.png"):
+        for name in (*content, *MODEL_FILES, METRICS, CURVES):
             file = self.path / name
             if os.path.lexists(file) and (name not in content or file.read_bytes() != content[name]):
                 raise UserError(f"{file}: already exists, and the folder is not a run; choose another folder with -o")
@@ -186,10 +197,6 @@ class Run:
         except (ValueError, RecursionError) as error:
             raise UserError(f"{self.path / METRICS}: is not JSON lines: {error}") from None
         return lines
-
-    def history(self) -> tuple[str, list[dict[str, Any]], int | None]:
-        """What learning curves are drawn from: the name, all metrics, and the step of the model in the root."""
-        return self.path.name, self.metrics(), self.facts().get("step")
 
     def cut_back(self, step: int) -> None:
         """Drop the reports after a step: they will be made again."""

@@ -22,10 +22,10 @@ from qkv.tasks.task import Labelled, Loss, Task, Validation, training_rows
 from qkv.tasks.texts import (
     LabelBatch,
     TextDataset,
-    batch_logits,
     output_layer,
     row_logits,
     text_dataset,
+    text_logits,
     text_of,
     truncation_notes,
     whole_rows,
@@ -55,7 +55,7 @@ def _class_weights(labels_N: NDArray[np.int64], classes: int, balance: str) -> N
 def loss(model: Model, batch: LabelBatch, recipe: Recipe) -> Loss:
     """Weighted cross-entropy; label smoothing after Szegedy et al., 2016."""
     smoothing = recipe.train.label_smoothing
-    losses_B = F.cross_entropy(batch_logits(model, batch), batch.labels_B, reduction="none", label_smoothing=smoothing)
+    losses_B = F.cross_entropy(text_logits(model, batch), batch.labels_B, reduction="none", label_smoothing=smoothing)
     return {"labels": (losses_B * batch.weights_B).sum()}
 
 
@@ -91,8 +91,8 @@ def test(
     groups_N = np.array([row.group or "" for _, row in whole])
     predictions = predictor.predict([text_of(row) for _, row in whole])
     probabilities_NC = np.array([list((one.probabilities or {}).values()) for one in predictions])
-    logits_NC = np.log(np.maximum(probabilities_NC, 1e-300)) * predictor.input_options.temperature
-    raw_bins = calibration.reliability(calibration.softmax(logits_NC), labels_N)
+    raw_NC = calibration.uncalibrated(probabilities_NC, predictor.input_options.temperature)
+    raw_bins = calibration.reliability(raw_NC, labels_N)
     everything = metrics.classification_metrics(probabilities_NC, labels_N, predictor.labels)
     found = {"all": replace(everything, raw_bins=raw_bins)}
     for group in sorted(set(groups_N.tolist()) - {""}):
@@ -116,6 +116,7 @@ CLASSIFY = Task(
     validate=validate,
     test=test,
     title=title,
+    metrics=(metrics.ValidationMetric("accuracy", "accuracy", curve=True),),
     notes=truncation_notes,
     fold=fold,
     calibrated=True,

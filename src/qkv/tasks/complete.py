@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from qkv.data.batch import Ints, Padded
 from qkv.data.prepare import Prepared
 from qkv.data.sampler import BatchSampler, evenly
 from qkv.data.store import Store, temporary_store, write_rows
-from qkv.metrics import Metrics
+from qkv.metrics import Metrics, ValidationMetric
 from qkv.model.transformer import Model
 from qkv.predict.predictor import Predictor
 from qkv.schema import Say, UserError
@@ -32,6 +32,7 @@ from qkv.tasks.next_token import NextTokenBatch, end_ids, evaluate, loss
 from qkv.tasks.task import EVALUATION, EVALUATION_LENGTH, Labelled, Task, Validation, training_rows
 from qkv.tokenizer.tokenizer import Tokenizer
 
+ALL = slice(None)
 MANY = 16  # windows from which on a document gets one more, so that all of them can begin anywhere
 
 
@@ -49,6 +50,7 @@ class Windows:
     numbers_N: Ints  # which window of it
     counts_R: Ints  # windows of each document
     sizes_R: Ints  # tokens to predict of each document
+    last_shifts: dict[int, Ints] = field(default_factory=dict, repr=False, compare=False)  # by epoch
 
     @staticmethod
     def of(store: Store, room: int, *, before: int | None, end: int | None, pad: int, seed: int) -> Windows:
@@ -59,26 +61,33 @@ class Windows:
     def each_once(self) -> Windows:
         """Windows in which every token is predicted exactly once, for evaluation."""
         documents_N, numbers_N, counts_R = _numbered(-(-np.maximum(self.sizes_R, 0) // self.room))
-        return replace(self, documents_N=documents_N, numbers_N=numbers_N, counts_R=counts_R)
+        return replace(self, documents_N=documents_N, numbers_N=numbers_N, counts_R=counts_R, last_shifts={})
 
     def lengths(self) -> Ints:
         """Tokens to predict in each window: the same in every epoch."""
         return np.minimum(self.sizes_R[self.documents_N], self.room)
 
-    def begins(self, epoch: int) -> Ints:
-        """Where the windows begin in this epoch: side by side from a random offset, the first and the last moved so
-        that they are full. In an evaluation, without an offset."""
+    def begins(self, epoch: int, windows_B: Ints | slice = ALL) -> Ints:
+        """Where windows begin in this epoch: side by side from a random offset, the first and the last moved so that
+        they are full. In an evaluation, without an offset."""
+        documents_B, numbers_B = self.documents_N[windows_B], self.numbers_N[windows_B]
         if epoch == EVALUATION:
-            return self.numbers_N * self.room
-        sizes_R, counts_R = self.sizes_R, self.counts_R
-        slack_R = np.where(counts_R > MANY, self.room - 1, np.maximum(counts_R * self.room - sizes_R, 0))
-        raw_R = stream(self.seed, "windows", epoch).random_raw(len(self.store))
-        shift_R = (raw_R % (slack_R + 1).astype(np.uint64)).astype(np.int64)
-        wanted_N = self.numbers_N * self.room - shift_R[self.documents_N]
-        return np.clip(wanted_N, 0, np.maximum(sizes_R[self.documents_N] - self.room, 0))
+            return numbers_B * self.room
+        wanted_B = numbers_B * self.room - self._shifts(epoch)[documents_B]
+        return np.clip(wanted_B, 0, np.maximum(self.sizes_R[documents_B] - self.room, 0))
+
+    def _shifts(self, epoch: int) -> Ints:
+        """The random offset of each document (R). That of the last epoch is kept for speed."""
+        if epoch not in self.last_shifts:
+            sizes_R, counts_R = self.sizes_R, self.counts_R
+            slack_R = np.where(counts_R > MANY, self.room - 1, np.maximum(counts_R * self.room - sizes_R, 0))
+            raw_R = stream(self.seed, "windows", epoch).random_raw(len(self.store))
+            self.last_shifts.clear()
+            self.last_shifts[epoch] = (raw_R % (slack_R + 1).astype(np.uint64)).astype(np.int64)
+        return self.last_shifts[epoch]
 
     def collate(self, examples_B: Ints, epoch: int) -> NextTokenBatch:
-        begins_B = self.begins(epoch)[examples_B]
+        begins_B = self.begins(epoch, examples_B)
         documents_B = self.documents_N[examples_B]
         sizes_B = np.minimum(self.sizes_R[documents_B] - begins_B, self.room)
         spans = [
@@ -213,5 +222,10 @@ COMPLETE = Task(
     validate=validate,
     test=test,
     title=lambda prepared, found: "A language model that completes text",
+    metrics=(
+        ValidationMetric("perplexity", "perplexity"),
+        ValidationMetric("token_accuracy", "token accuracy", curve=True),
+        ValidationMetric("bits_per_byte", "bits per byte"),
+    ),
     token_ids=token_ids,
 )

@@ -23,7 +23,7 @@ from qkv.data.prepare import Prepared
 from qkv.data.sampler import BatchSampler, evenly
 from qkv.data.store import Store, temporary_store, write_sentences
 from qkv.data.truncation import Examples
-from qkv.metrics import Metrics, TestMetrics
+from qkv.metrics import Metrics, TestMetrics, ValidationMetric
 from qkv.model.heads import place_in_rows
 from qkv.model.transformer import Encoder, Model, hidden_states
 from qkv.predict.predictor import Predictor
@@ -151,7 +151,7 @@ def datasets(recipe: Recipe, prepared: Prepared) -> tuple[MaskedDataset, MaskedD
     return train, validation
 
 
-def batch_logits(model: Model, batch: MaskedBatch) -> tuple[Tensor, Tensor | None]:
+def masked_logits(model: Model, batch: MaskedBatch) -> tuple[Tensor, Tensor | None]:
     """Logits of the masked tokens (N, V), and of each pair for next sentence or not (M, 2). The last layer is computed
     only at these positions and at the token that the text head reads."""
     assert isinstance(model, Encoder), "a recipe's family is checked before"
@@ -171,7 +171,7 @@ def batch_logits(model: Model, batch: MaskedBatch) -> tuple[Tensor, Tensor | Non
 def loss(model: Model, batch: MaskedBatch, recipe: Recipe | None = None) -> Loss:
     """Total cross-entropy of the masked tokens, and of next-sentence prediction. The training loop divides each by its
     count (`MaskedBatch.counts`)."""
-    tokens_NV, pairs_M2 = batch_logits(model, batch)
+    tokens_NV, pairs_M2 = masked_logits(model, batch)
     totals = {"token": F.cross_entropy(tokens_NV, batch.targets_N, reduction="sum")}
     if pairs_M2 is not None:
         totals["next_sentence"] = F.cross_entropy(pairs_M2, batch.negatives_M, reduction="sum")
@@ -185,7 +185,7 @@ def validate(model: Model, dataset: MaskedDataset) -> Validation:
     sums: dict[str, float] = defaultdict(float)
     for examples_B in evenly(dataset.sampler.in_order(), int(dataset.lengths_N.sum()), dataset.eval_tokens):
         batch = dataset.collate(examples_B, EVALUATION)
-        tokens_NV, pairs_M2 = batch_logits(model, batch)
+        tokens_NV, pairs_M2 = masked_logits(model, batch)
         sums["tokens"] += len(batch.targets_N)
         sums["token_loss"] += F.cross_entropy(tokens_NV, batch.targets_N, reduction="sum").item()
         sums["token_hits"] += int((tokens_NV.argmax(1) == batch.targets_N).sum())
@@ -252,6 +252,11 @@ FILL = Task(
     validate=validate,
     test=test,
     title=title,
+    metrics=(
+        ValidationMetric("token_accuracy", "token accuracy", curve=True),
+        ValidationMetric("perplexity", "perplexity"),
+        ValidationMetric("next_sentence_accuracy", "next-sentence accuracy", curve=True),
+    ),
     check=check,
     notes=notes,
 )

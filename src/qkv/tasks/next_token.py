@@ -35,7 +35,7 @@ class NextTokenBatch(Batch):
         return {"token": float(len(self.targets_N))}
 
 
-def batch_logits(model: Model, batch: NextTokenBatch) -> Tensor:
+def next_token_logits(model: Model, batch: NextTokenBatch) -> Tensor:
     """Logits at each position where the next token is predicted (N, V)."""
     if isinstance(model, EncoderDecoder):
         assert batch.source_BS is not None, "the batch is of translations"
@@ -50,7 +50,7 @@ def batch_logits(model: Model, batch: NextTokenBatch) -> Tensor:
 def loss(model: Model, batch: NextTokenBatch, recipe: Recipe) -> Loss:
     """Cross-entropy of every next token (Bengio et al., 2003); label smoothing as in the 2017 paper."""
     smoothing = recipe.train.label_smoothing
-    logits_NV = batch_logits(model, batch)
+    logits_NV = next_token_logits(model, batch)
     return {"token": F.cross_entropy(logits_NV, batch.targets_N, reduction="sum", label_smoothing=smoothing)}
 
 
@@ -59,7 +59,7 @@ def evaluate(model: Model, batches: Iterable[NextTokenBatch]) -> tuple[Validatio
     """Loss, perplexity and token accuracy; and the number of tokens with their total loss."""
     tokens, hits, total = 0, 0, 0.0
     for batch in batches:
-        logits_NV = batch_logits(model, batch)
+        logits_NV = next_token_logits(model, batch)
         tokens += len(batch.targets_N)
         hits += int((logits_NV.argmax(1) == batch.targets_N).sum())
         total += F.cross_entropy(logits_NV, batch.targets_N, reduction="sum").double().item()

@@ -1,4 +1,4 @@
-"""Regression: a number for a text or a pair, trained with mean 0 and variance 1."""
+"""Regression: a number for a text or a pair. Labels are trained on with variance 1, those of an encoder with mean 0."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from qkv.tasks.task import Labelled, Loss, Task, Validation, subset, training_ro
 from qkv.tasks.texts import (
     LabelBatch,
     TextDataset,
-    batch_logits,
     output_layer,
     row_logits,
     text_dataset,
+    text_logits,
     text_of,
     truncation_notes,
     whole_rows,
@@ -54,12 +54,14 @@ def mean_and_deviation(recipe: Recipe, prepared: Prepared) -> tuple[float, float
 
 def loss(model: Model, batch: LabelBatch, recipe: Recipe) -> Loss:
     """Squared error."""
-    return {"labels": F.mse_loss(batch_logits(model, batch)[:, 0], batch.labels_B, reduction="sum")}
+    return {"labels": F.mse_loss(text_logits(model, batch)[:, 0], batch.labels_B, reduction="sum")}
 
 
 def validate(model: Model, dataset: TextDataset) -> Validation:
+    """The loss is on the scale of training, the metrics on that of the labels."""
     predicted_R = dataset.mean + dataset.deviation * row_logits(model, dataset, 1)[:, 0]
-    return Validation(*metrics.regression_metrics(predicted_R, dataset.store.labels_R))
+    error, found = metrics.regression_metrics(predicted_R, dataset.store.labels_R)
+    return Validation(error / dataset.deviation**2, found)
 
 
 @torch.no_grad()
@@ -90,6 +92,8 @@ REGRESS = Task(
     validate=validate,
     test=test,
     title=lambda prepared, found: "A regression model: a number for a text",
+    metrics=(metrics.ValidationMetric("pearson", "Pearson", curve=True),),
+    loss_name="squared error / variance of the labels",
     notes=truncation_notes,
     fold=fold,
 )

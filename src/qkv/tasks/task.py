@@ -20,7 +20,7 @@ from qkv.data.batch import Batch
 from qkv.data.prepare import Prepared
 from qkv.data.sampler import BatchSampler
 from qkv.data.store import Store
-from qkv.metrics import TestMetrics
+from qkv.metrics import TestMetrics, ValidationMetric
 from qkv.model.transformer import Model
 from qkv.predict.predictor import Predictor
 from qkv.schema import Say
@@ -83,6 +83,8 @@ class Task:
     validate: Callable[[Model, Any], Validation]
     test: Callable[[Predictor, Iterable[Labelled], Recipe | None, Say], TestMetrics]  # on raw text, as users give it
     title: Callable[[Prepared, TestMetrics | None], str]  # first words of the model card
+    metrics: tuple[ValidationMetric, ...]  # shown while training, the most telling first
+    loss_name: str = "loss in nats"
     check: Callable[[Recipe], None] = _nothing  # what can be checked before any data is read
     notes: Callable[[Recipe, Any], list[str]] = _no_notes  # what a user should know about the training set
     fold: Callable[[Model, Recipe, Prepared, float], None] = _nothing  # fitted scales go into the last layer

@@ -66,7 +66,7 @@ class TextDataset:
     template: Template
     pad: int
     dropout: TokenDropout | None
-    mean: float = 0.0  # numbers are trained on with mean 0 and deviation 1
+    mean: float = 0.0  # of the numbers, which are trained on with mean 0 and deviation 1
     deviation: float = 1.0
 
     def __len__(self) -> int:
@@ -117,7 +117,7 @@ def text_dataset(recipe: Recipe, store: Store, tokenizer: Tokenizer) -> TextData
     )
 
 
-def batch_logits(model: Model, batch: Batch) -> Tensor:
+def text_logits(model: Model, batch: Batch) -> Tensor:
     """A logit for each class (B, C), or a number (B, 1)."""
     assert not isinstance(model, EncoderDecoder), "a recipe's family is checked before"
     return text_answers(model, batch.tokens_BL, batch.keep_BL, batch.segments_BL)
@@ -135,7 +135,7 @@ def row_logits(model: Model, dataset: TextDataset, outputs: int) -> NDArray[np.f
     rows_N = dataset.examples.rows_N
     sums_RC = np.zeros((len(dataset.store), outputs))
     for examples_B in dataset.sampler.in_order():
-        logits_BC = batch_logits(model, dataset.collate(examples_B, EVALUATION)).double().numpy()
+        logits_BC = text_logits(model, dataset.collate(examples_B, EVALUATION)).double().numpy()
         np.add.at(sums_RC, rows_N[examples_B], logits_BC)
     windows_R = np.bincount(rows_N, minlength=len(sums_RC))
     return sums_RC / windows_R[:, None]

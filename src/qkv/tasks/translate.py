@@ -19,7 +19,7 @@ from qkv.data.batch import Ints, Padded, framed
 from qkv.data.prepare import Prepared
 from qkv.data.sampler import BatchSampler, evenly
 from qkv.data.store import Store
-from qkv.metrics import Metrics, translation_metrics
+from qkv.metrics import Metrics, ValidationMetric, translation_metrics
 from qkv.model.transformer import Model
 from qkv.predict.predictor import Predictor
 from qkv.schema import Say, UserError
@@ -158,6 +158,10 @@ TRANSLATE = Task(
     validate=validate,
     test=test,
     title=lambda prepared, found: "A translation model",
+    metrics=(
+        ValidationMetric("perplexity", "perplexity"),
+        ValidationMetric("token_accuracy", "token accuracy", curve=True),
+    ),
     notes=notes,
     token_ids=token_ids,
 )

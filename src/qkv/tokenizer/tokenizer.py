@@ -20,6 +20,10 @@ MASKS = ("[MASK]", "<mask>")
 PADS = ("[PAD]", "<pad>")
 UNKNOWNS = ("[UNK]", "<unk>")
 ENDS = ("[SEP]", "</s>", "<|endoftext|>")
+ROLES = {  # as transformers calls them in tokenizer_config.json
+    "pad_token": (*PADS, *ENDS), "unk_token": UNKNOWNS, "cls_token": ("[CLS]", "<s>"), "sep_token": ("[SEP]", "</s>"),
+    "mask_token": MASKS, "bos_token": ("<s>",), "eos_token": ENDS,
+}  # fmt: skip
 BEGINNINGS = ("\u2581", "\u0120")  # mark the space before a word: Unigram, byte-level BPE
 CANNOT = "tokenizer.json cannot encode these texts"
 PART = 1_000_000  # characters encoded at once
@@ -96,13 +100,18 @@ class Tokenizer:
 
     @property
     def pad(self) -> int:
-        """Id of the padding token; 0 where there is none, since padding is always masked."""
-        return self._first_id(PADS) or 0
+        """Id of the padding token; where there is none, of the end token, or 0: padding is always masked."""
+        return self._first_id(ROLES["pad_token"]) or 0
 
     @property
     def end(self) -> int | None:
         """Id of the end-of-text token, if there is one."""
         return self._first_id(ENDS)
+
+    def special_roles(self) -> dict[str, str]:
+        """The special tokens by their role in transformers."""
+        found = {role: [token for token in tokens if self.id_of(token) is not None] for role, tokens in ROLES.items()}
+        return {role: tokens[0] for role, tokens in found.items() if tokens}
 
     def _first_id(self, tokens: Sequence[str]) -> int | None:
         return next((number for token in tokens if (number := self.id_of(token)) is not None), None)

@@ -34,6 +34,11 @@ class TrainingData:
     prepared: Prepared
     pretrained: Pretrained | None
 
+    @property
+    def training_rows(self) -> int:
+        """Rows that are trained on (data.rows)."""
+        return min(self.recipe.data.rows or self.prepared.rows("train"), self.prepared.rows("train"))
+
     def hashes(self) -> dict[str, str]:
         """Of the data, and of the weights of the pre-trained model."""
         init = {} if self.pretrained is None else {"init": self.pretrained.sha256}
@@ -55,6 +60,8 @@ def open_data(
     what came from there is in the run."""
     task = check_recipe(recipe)
     pretrained = read_pretrained(recipe) if resumed is None else None
+    if pretrained is not None:
+        inherited_config(pretrained, recipe, task.head(recipe))  # conflicts are found before the data is read
     corpus = open_corpus(recipe.data, task.format(recipe), say)
     tokenizer: TokenizerConfig | Tokenizer = recipe.tokenizer
     if pretrained is not None:
@@ -97,8 +104,8 @@ def build_state(data: TrainingData) -> tuple[TrainState, list[str]]:
     if data.pretrained is not None:
         notes += copy_weights(data.pretrained, model, recipe)
     notes += prepared.notes
-    if 0 < recipe.data.rows < prepared.rows("train"):
-        rows = f"{len(train):,} of {prepared.rows('train'):,} training {data.corpus.format.unit}"
+    if data.training_rows < prepared.rows("train"):
+        rows = f"{data.training_rows:,} of {prepared.rows('train'):,} training {data.corpus.format.unit}"
         notes.append(f"trained on {rows} (data.rows)")
     notes += task.notes(recipe, train)
     if not len(prepared.validation):

@@ -38,7 +38,7 @@ class Progress:
     tokens: int = 0  # without padding, since the last report
     training_seconds: float = 0.0  # since the last report, without validation
     best: float | None = None
-    best_step: int = 0
+    best_step: int = 0  # of the weights that are kept: the best, or the last (train.keep)
     temperature: float = 1.0  # of the model that is kept
     waited: int = 0  # validations since the best
     averaged: int = 0  # validations whose weights are in the average
@@ -53,7 +53,8 @@ class Report:
     steps: int
     line: dict[str, Any] | None = None
     validation: Validation | None = None
-    is_best: bool = False
+    is_best: bool = False  # the lowest validation loss so far
+    keep: bool = False  # these weights replace those that the run kept before
     save: bool = False
     stopped: bool = False  # asked to stop before the end
 
@@ -72,7 +73,7 @@ class TrainState:
     average: dict[str, Tensor] = field(default_factory=dict)  # weights of the last validations, if they are averaged
 
     @property
-    def final_model(self) -> Model:
+    def kept_model(self) -> Model:
         """The model that is validated and kept: this one, or the average of its last states."""
         return averaged_model(self.model, self.average)
 
@@ -104,7 +105,7 @@ def train(state: TrainState, stop: Callable[[], bool] = lambda: False) -> Iterat
             include(state.average, state.model, progress.averaged)
             progress.averaged += 1
         validation = validate(state) if due else None
-        is_best = due and _is_best(state, validation)
+        is_best, keep = _compare_best(state, validation) if due else (False, False)
         patient = settings.patience == 0 or progress.waited < settings.patience
         progress.finished = progress.step >= state.steps or not patient
         progress.seconds += time.perf_counter() - started
@@ -112,8 +113,8 @@ def train(state: TrainState, stop: Callable[[], bool] = lambda: False) -> Iterat
         if due or progress.step % settings.report_every == 0 or progress.finished:
             line = _line(state, rate, validation)
         stopped = not progress.finished and stop()
-        save = progress.finished or stopped or is_best or progress.step % settings.save_every == 0
-        yield Report(progress.step, state.steps, line, validation, is_best, save, stopped)
+        save = progress.finished or stopped or keep or progress.step % settings.save_every == 0
+        yield Report(progress.step, state.steps, line, validation, is_best, keep, save, stopped)
         if stopped:
             return
 
@@ -123,7 +124,7 @@ def validate(state: TrainState) -> Validation | None:
     """Metrics of the validation set; None where it is empty."""
     if not len(state.validation):
         return None
-    model = state.final_model
+    model = state.kept_model
     was_training = model.training
     found = state.task.validate(model.eval(), state.validation)
     model.train(was_training)
@@ -191,18 +192,19 @@ def _not_finite(step: int, what: str, value: float, batch: Batch, recipe: Recipe
     )
 
 
-def _is_best(state: TrainState, validation: Validation | None) -> bool:
-    """Is this the model to keep? Updates the best loss, and how many validations ago it was."""
+def _compare_best(state: TrainState, validation: Validation | None) -> tuple[bool, bool]:
+    """Is this the best model so far, and is it the one to keep? Updates the best loss, and how many validations ago it
+    was."""
     progress = state.progress
-    improved = validation is None or progress.best is None or validation.loss < progress.best
-    progress.waited = 0 if improved else progress.waited + 1
-    if not improved and state.recipe.train.keep == "best":
-        return False
+    is_best = validation is not None and (progress.best is None or validation.loss < progress.best)
+    progress.waited = 0 if is_best or validation is None else progress.waited + 1
+    if not is_best and validation is not None and state.recipe.train.keep == "best":
+        return False, False
     progress.best_step = progress.step
     if validation is not None:
         progress.best = min(validation.loss, math.inf if progress.best is None else progress.best)
         progress.temperature = validation.temperature
-    return True
+    return is_best, True
 
 
 def _line(state: TrainState, rate: float, validation: Validation | None) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from qkv.config.recipe import Recipe
 from qkv.corpus import catalog
 from qkv.corpus.corpus import BOTH
 from qkv.metrics import Metrics, TestMetrics
-from qkv.tasks.task import Task
 from qkv.training.build import TrainingData
 from qkv.training.loop import Progress
 
@@ -66,8 +65,7 @@ print(qkv.load("this folder").predict(["..."]))
 
 def _rows(data: TrainingData) -> str:
     counts = {split: sum(labels.values()) for split, labels in data.prepared.counts.items()}
-    if 0 < data.recipe.data.rows < counts["train"]:
-        counts["train"] = data.recipe.data.rows
+    counts["train"] = data.training_rows
     return ", ".join(f"{count:,} {split}" for split, count in counts.items()) + f" {data.corpus.format.unit}"
 
 
@@ -93,25 +91,21 @@ def _splits(data: TrainingData) -> str:
 
 
 def _selection(data: TrainingData, progress: Progress) -> str:
-    """What the held-out rows were used for."""
-    train, task = data.recipe.train, data.task
-    unused = "The test set is used for the metrics above only."
-    if not data.prepared.rows("validation"):
-        return f"The validation set is empty: the last weights are kept{_uncalibrated(task)}."
-    if progress.averaged and train.keep == "last":
-        return f"The weights are the average of the last {progress.averaged} validations. {unused}"
-    chosen = (
-        [f"select the checkpoint (step {progress.best_step:,} of {progress.step:,})"] if train.keep == "best" else []
-    )
-    if task.calibrated:
-        chosen.append(f"fit temperature scaling ({progress.temperature:.4f}, folded into the last layer)")
-    if not chosen:
-        return f"The last weights are kept. {unused}"
-    return f"Validation rows {' and '.join(chosen)}. {unused}"
-
-
-def _uncalibrated(task: Task) -> str:
-    return ", and probabilities are not calibrated" if task.calibrated else ""
+    """Which weights were kept, and what the held-out rows were used for."""
+    validated = bool(data.prepared.rows("validation"))
+    chosen = data.recipe.train.keep == "best" and validated
+    kept = "with the lowest validation loss" if chosen else "of the last step"
+    sentences = [f"The weights are those {kept} (step {progress.best_step:,} of {progress.step:,})."]
+    if progress.averaged and chosen:
+        sentences.append(f"From the last {progress.averaged} validations on, weights are the average of these so far.")
+    elif progress.averaged:
+        sentences = [f"The weights are the average of those at the last {progress.averaged} validations."]
+    if data.task.calibrated and validated:
+        folded = f"({progress.temperature:.4f}, folded into the last layer)"
+        sentences.append(f"Temperature scaling {folded} was fitted on the validation set.")
+    elif data.task.calibrated:
+        sentences.append("The validation set is empty, so probabilities are not calibrated.")
+    return " ".join([*sentences, "The test set is used for the metrics above only."])
 
 
 def _metrics(found: TestMetrics | None) -> str:

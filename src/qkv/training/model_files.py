@@ -9,20 +9,12 @@ from typing import Any
 from qkv.config.recipe import Recipe
 from qkv.data.prepare import TARGET, Prepared
 from qkv.exchange.folder import ModelFiles
-from qkv.exchange.hf import model_files
+from qkv.exchange.hf import as_files
 from qkv.model.transformer import Model
 from qkv.tasks import TASKS
 
-SPECIAL_TOKENS = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
 
-
-def final_model(model: Model, recipe: Recipe, prepared: Prepared, temperature: float) -> ModelFiles:
+def trained_files(model: Model, recipe: Recipe, prepared: Prepared, temperature: float) -> ModelFiles:
     """The model as it is written. What its task fitted (a temperature, mean and deviation) is folded into the last
     layer, so that everyone who loads it gets the same predictions."""
     task, folded = TASKS[recipe.task], copy.deepcopy(model).eval()
@@ -36,13 +28,13 @@ def final_model(model: Model, recipe: Recipe, prepared: Prepared, temperature: f
     if prepared.labels:
         config["id2label"] = {str(number): label for number, label in enumerate(prepared.labels)}
         config["label2id"] = {label: number for number, label in enumerate(prepared.labels)}
-    return model_files(folded, recipe.model, config)
+    return as_files(folded, recipe.model, config)
 
 
 def tokenizer_files(prepared: Prepared, recipe: Recipe) -> dict[str, bytes]:
     """The tokenizer, in the two files that transformers reads."""
-    special = {role: token for role, token in SPECIAL_TOKENS.items() if prepared.tokenizer.id_of(token) is not None}
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": recipe.data.length, **special}
+    roles, length = prepared.tokenizer.special_roles(), recipe.data.length
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, **roles}
     target = {} if prepared.target is None else {TARGET: prepared.target.to_json().encode()}
     return {
         "tokenizer.json": prepared.tokenizer.to_json().encode(),

@@ -69,7 +69,7 @@ def inherited_config(pretrained: Pretrained, recipe: Recipe, head: Head) -> Mode
     theirs, ours = pretrained.config, recipe.model
     if theirs.family not in ("encoder", "decoder") or theirs.family != ours.family:
         raise UserError(f"init: {pretrained.path}: its family is {theirs.family!r}; this recipe has {ours.family!r}")
-    defaults, chosen = ModelConfig(), dict[str, object]()
+    defaults, chosen, conflicts = ModelConfig(), dict[str, object](), list[str]()
     for key, mine in ours:
         if mine == getattr(defaults, key) or key == "head":
             continue
@@ -77,7 +77,9 @@ def inherited_config(pretrained: Pretrained, recipe: Recipe, head: Head) -> Mode
         if key in OF_TASK:
             chosen[key] = mine
         elif mine != other:
-            raise UserError(f"model.{key} = {mine!r}, but {pretrained.path} has {other!r}; with init, remove this key")
+            conflicts.append(f"model.{key} = {mine!r} (it has {other!r})")
+    if conflicts:
+        raise UserError(f"init = {recipe.init!r} brings its own model; remove {listed(conflicts)}")
     if head in TEXT_HEADS and "pooler" not in chosen:
         chosen["pooler"] = _pooler(theirs)
     return theirs.replace(**chosen, head=head)

@@ -17,15 +17,17 @@ from qkv import runtime
 from qkv.config.recipe import Recipe
 from qkv.data.prepare import EXAMPLES, Prepared
 from qkv.metrics import TestMetrics
+from qkv.plots import History, save_curves
 from qkv.predict.predictor import load_predictor
 from qkv.run.checkpoint import Checkpoint
-from qkv.run.folder import MAY_CHANGE, Run, changes
+from qkv.run.folder import CURVES, MAY_CHANGE, Run, changes
 from qkv.schema import Say, UserError, silent
+from qkv.tasks import TASKS
 from qkv.training.averaging import average_tensors, averaged_model, restore_average
 from qkv.training.build import Resumed, TrainingData, build_state, check_recipe, fresh_model, open_data
 from qkv.training.loop import Progress, Report, TrainState, train
 from qkv.training.model_card import write_card
-from qkv.training.model_files import final_model, tokenizer_files
+from qkv.training.model_files import tokenizer_files, trained_files
 from qkv.training.optim import optimiser_tensors, restore_optimiser
 
 
@@ -51,7 +53,7 @@ class Trainer:
         """Train, and save what each report asks for. Ends early when `stop()` is true."""
         for report in train(self.state, stop):
             with self.run.writing(f"step {report.step:,}"):
-                if report.is_best:
+                if report.keep:
                     self._replace_model()
                 if report.line is not None:
                     self.run.append(report.line)
@@ -60,8 +62,8 @@ class Trainer:
             yield report
 
     def finish(self) -> TestMetrics | None:
-        """Test the model in the root on raw text, as users would, and write the card. None where the test set is empty,
-        or the training is not finished."""
+        """Test the model in the root on raw text, as users would; write learning curves and card. None where the test
+        set is empty, or the training is not finished."""
         if not self.finished:
             return None
         found = None
@@ -70,6 +72,7 @@ class Trainer:
             rows = self.data.corpus.labelled(["test"])
             found = self.data.task.test(load_predictor(self.run.path), rows, self.recipe, silent)
         if not self.run.is_done():
+            save_curves(self.run.path / CURVES, [history_of(self.run, self.recipe)])
             name, progress = self.run.path.resolve().name, self.state.progress
             card = write_card(name, self.data, progress, self.run.architecture(), self.run.hashes(), found)
             with self.run.writing("the card"):
@@ -78,7 +81,7 @@ class Trainer:
 
     def _replace_model(self) -> None:
         progress = self.state.progress
-        files = final_model(self.state.final_model, self.recipe, self.data.prepared, progress.temperature)
+        files = trained_files(self.state.kept_model, self.recipe, self.data.prepared, progress.temperature)
         self.run.replace_model(files.config, files.tensors, step=progress.step, temperature=progress.temperature)
 
     def _save(self) -> None:
@@ -91,6 +94,12 @@ class Trainer:
             fingerprint_of(self.data.prepared),
         )
         self.run.save(checkpoint, best_step=state.progress.best_step)
+
+
+def history_of(run: Run, recipe: Recipe) -> History:
+    """What the learning curves of a run are drawn from."""
+    task = TASKS[recipe.task]
+    return History(run.path.name, run.metrics(), run.facts().get("step"), task.metrics, task.loss_name)
 
 
 @contextmanager
@@ -111,7 +120,7 @@ def _open(recipe: Recipe, run: Run, say: Say) -> Trainer:
     if previous is not None and run.can_resume():  # the weights and the tokenizer of `init` are in the run
         resumed = Resumed(previous, run.path / "tokenizer.json")
     data = open_data(recipe, say, resumed=resumed)
-    hashes = data.hashes() if resumed is None else _known_hashes(run, data.prepared)
+    hashes = data.hashes() if resumed is None else {**known_hashes(run), "data": data.prepared.data_hash}
     files = tokenizer_files(data.prepared, data.recipe)
     if previous is not None:
         _check_same(run, previous, data.recipe, hashes)
@@ -140,15 +149,15 @@ def _previous_recipe(run: Run) -> Recipe | None:
 def open_run_data(recipe: Recipe, run: Run) -> tuple[TrainingData, dict[str, str]]:
     """The data of an existing run, and the hashes that it was begun with."""
     data = open_data(recipe, resumed=Resumed(recipe, run.path / "tokenizer.json"))
-    return data, _known_hashes(run, data.prepared)
+    return data, {**known_hashes(run), "data": data.prepared.data_hash}
 
 
-def _known_hashes(run: Run, prepared: Prepared) -> dict[str, str]:
+def known_hashes(run: Run) -> dict[str, str]:
     """The hashes that a run was begun with, as far as its manifest has them."""
     try:
-        return {**run.hashes(), "data": prepared.data_hash}
+        return run.hashes()
     except UserError:
-        return {"data": prepared.data_hash}
+        return {}
 
 
 def fingerprint_of(prepared: Prepared) -> dict[str, Any]:
@@ -240,5 +249,5 @@ def restore_root(run: Run, data: TrainingData, step: int) -> None:
     model.load_state_dict(kept.weights)
     model = averaged_model(model, restore_average(kept.optimiser))
     temperature = Progress(**kept.progress).temperature
-    files = final_model(model, data.recipe, data.prepared, temperature)
+    files = trained_files(model, data.recipe, data.prepared, temperature)
     run.replace_model(files.config, files.tensors, step=step, temperature=temperature)

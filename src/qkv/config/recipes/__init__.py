@@ -35,7 +35,7 @@ def resolve(source: str, settings: Iterable[str] = ()) -> Recipe:
     elif source.endswith(".toml") or os.path.exists(source):  # noqa: PTH110  (Path raises where a name is too long)
         table = read_toml(Path(source))
     else:
-        known = nearest(source, [*names(), *presets.names()])
+        known = nearest(source, dict.fromkeys([*names(), *presets.names()]))
         raise UserError(f"{source[:200]}: neither a recipe, a preset nor a TOML file; {known}")
     return presets.expand(override(table, settings), where=source)
 
