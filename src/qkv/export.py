@@ -19,7 +19,7 @@ from qkv.exchange.folder import WEIGHTS, ModelFiles, open_folder, write_folder
 from qkv.exchange.hf import read_model, write_model
 from qkv.exchange.special_tokens import carried
 from qkv.model.transformer import EncoderDecoder, Model
-from qkv.run.folder import Run
+from qkv.predict.open_model import open_model
 from qkv.schema import UserError
 
 TOKENIZER_FILES = (
@@ -53,11 +53,8 @@ class Certificate:
 def export_hf(run: Path, target: Path, *, half: bool = False) -> Certificate:
     """Write the model in `run` as a Hugging Face folder. It is loaded and compared before the folder appears. If
     `half`, weights are rounded to float16, and what is compared is the rounded model."""
-    trained = Run(run).begun
-    if trained:
-        Run(run).check()
-    source = open_folder(run)
-    model, config = read_model(source)
+    opened = open_model(run)
+    source, model, config, trained = opened.folder, opened.model, opened.config, opened.run.begun
     if half:
         _round(model)
     written = write_model(model.eval(), config, carried(source.config, config))

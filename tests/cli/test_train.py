@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.cli import run_qkv, write_table
 
 RECIPE = """
 task = "classify"
@@ -42,19 +40,6 @@ threads = 1
 WORDS = {"billing": ("invoice", "refund"), "sales": ("price", "offer"), "support": ("crash", "error")}
 
 
-def qkv(folder: Path, *arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "QKV_CACHE": str(folder / "cache"), "COLUMNS": "120"}
-    command = [sys.executable, "-P", "-m", "qkv.cli.main", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, env=environment, input=stdin, timeout=300
-    )
-
-
-def write_table(path: Path, rows: list[list[str]]) -> None:
-    with path.open("w", newline="", encoding="utf-8") as file:
-        csv.writer(file).writerows(rows)
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a table, a recipe and a finished run."""
@@ -65,9 +50,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows.append([f"{number}: the {chance.choice(WORDS[team])} again", team, chance.choice(["Bonn", "Oslo"])])
     write_table(folder / "tickets.csv", rows)
     (folder / "my.toml").write_text(RECIPE)
-    result = qkv(folder, "train", "my.toml")
-    assert result.returncode == 0, result.stderr
-    assert "runs/my: done" in result.stdout
+    result = run_qkv(folder, "train", "my.toml")
+    assert result.code == 0, result.err
+    assert "runs/my: done" in result.out
     return folder
 
 
@@ -82,12 +67,12 @@ def test_training_says_what_it_does(place: Path) -> None:
 
 
 def test_eval_shows_metrics_for_people_and_programs(place: Path) -> None:
-    shown = qkv(place, "eval", "runs/my")
-    assert shown.returncode == 0, shown.stderr
+    shown = run_qkv(place, "eval", "runs/my")
+    assert shown.code == 0, shown.err
     for word in ("accuracy", "macro F1", "Bonn", "Oslo", "calibration error", "billing"):
-        assert word in shown.stdout
+        assert word in shown.out
     assert (place / "runs/my/reliability.png").exists()
-    found = json.loads(qkv(place, "eval", "runs/my", "--json").stdout)
+    found = json.loads(run_qkv(place, "eval", "runs/my", "--json").out)
     assert found["accuracy"] > 0.9
     assert {"f1", "ece", "confusion", "interval", "groups"} <= found.keys()
     assert sum(group["rows"] for group in found["groups"].values()) == found["rows"]
@@ -96,42 +81,42 @@ def test_eval_shows_metrics_for_people_and_programs(place: Path) -> None:
 def test_eval_on_other_rows_refuses_a_label_it_does_not_know(place: Path) -> None:
     head = ["message", "team", "shop"]
     write_table(place / "other.csv", [head, ["a refund", "billing", "Bonn"], ["an error", "it", "Oslo"]])
-    result = qkv(place, "eval", "runs/my", "--data", "other.csv")
-    assert result.returncode == 2
-    assert "other.csv, line 3: label 'it' is unknown to this model; known: billing, sales, support" in result.stderr
+    result = run_qkv(place, "eval", "runs/my", "--data", "other.csv")
+    assert result.code == 2
+    assert "other.csv, line 3: label 'it' is unknown to this model; known: billing, sales, support" in result.err
     write_table(place / "fine.csv", [head, ["the refund again", "billing", "Bonn"]])
-    assert json.loads(qkv(place, "eval", "runs/my", "--data", "fine.csv", "--json").stdout)["rows"] == 1
+    assert json.loads(run_qkv(place, "eval", "runs/my", "--data", "fine.csv", "--json").out)["rows"] == 1
 
 
 def test_predict_gives_a_line_for_each_line(place: Path) -> None:
-    result = qkv(place, "predict", "runs/my", stdin="7: the refund again\n\n8: the crash again\n")
-    labels = [line.split()[0] for line in result.stdout.splitlines()]
+    result = run_qkv(place, "predict", "runs/my", stdin="7: the refund again\n\n8: the crash again\n")
+    labels = [line.split()[0] for line in result.out.splitlines()]
     assert len(labels) == 3
     assert (labels[0], labels[2]) == ("billing", "support")
-    answer = json.loads(qkv(place, "predict", "runs/my", "--json", "9: the offer again").stdout)
+    answer = json.loads(run_qkv(place, "predict", "runs/my", "--json", "9: the offer again").out)
     assert answer["label"] == "sales"
     assert sum(answer["probabilities"].values()) == pytest.approx(1.0)
 
 
 def test_no_text_and_a_picture_of_another_kind_are_refused(place: Path) -> None:
-    nothing = qkv(place, "predict", "runs/my", stdin="")
-    assert (nothing.returncode, nothing.stderr) == (2, "error: stdin: is empty; give at least one text, one per line\n")
-    picture = qkv(place, "eval", "runs/my", "-o", "x.foo")
-    assert (picture.returncode, picture.stdout) == (2, "")
-    assert picture.stderr == "error: x.foo: a picture's name must end in one of .png, .svg\n"
+    nothing = run_qkv(place, "predict", "runs/my", stdin="")
+    assert (nothing.code, nothing.err) == (2, "error: stdin: is empty; give at least one text, one per line\n")
+    picture = run_qkv(place, "eval", "runs/my", "-o", "x.foo")
+    assert (picture.code, picture.out) == (2, "")
+    assert picture.err == "error: x.foo: a picture's name must end in one of .png, .svg\n"
 
 
 def test_a_run_is_a_folder(place: Path) -> None:
     (place / "taken").write_text("")
-    ended = qkv(place, "train", "my.toml", "-o", "taken")
-    assert (ended.returncode, ended.stderr) == (
+    ended = run_qkv(place, "train", "my.toml", "-o", "taken")
+    assert (ended.code, ended.err) == (
         2, "error: taken: is a file; a run is a folder, choose another name with -o\n",
     )  # fmt: skip
 
 
 def test_a_truncated_text_is_noted(place: Path) -> None:
-    result = qkv(place, "predict", "runs/my", "refund " * 100)
-    assert "note: 1 of 1 texts were truncated, first text 1" in result.stderr
+    result = run_qkv(place, "predict", "runs/my", "refund " * 100)
+    assert "note: 1 of 1 texts were truncated, first text 1" in result.err
 
 
 @pytest.mark.parametrize(
@@ -150,10 +135,10 @@ def test_a_truncated_text_is_noted(place: Path) -> None:
 )
 def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(place: Path, settings: list[str], sentence: str) -> None:
     chosen = [word for setting in settings for word in ("--set", setting)]
-    result = qkv(place, "train", "my.toml", "-o", "runs/wrong", *chosen)
-    assert result.returncode == 2
-    assert sentence in result.stderr
-    assert "Traceback" not in result.stderr
+    result = run_qkv(place, "train", "my.toml", "-o", "runs/wrong", *chosen)
+    assert result.code == 2
+    assert sentence in result.err
+    assert "Traceback" not in result.err
     assert not (place / "runs/wrong").exists()
 
 
@@ -177,9 +162,9 @@ def test_a_finished_run_without_its_checkpoints_is_left_as_it_is(place: Path) ->
     shutil.copytree(place / "runs/my", place / "runs/lean")
     shutil.rmtree(place / "runs/lean/checkpoints")
     before = {file.name: file.read_bytes() for file in (place / "runs/lean").iterdir() if file.suffix != ".png"}
-    result = qkv(place, "train", "my.toml", "-o", "runs/lean")
-    assert result.returncode == 0, result.stderr
-    assert "this run is already finished, at step " in result.stderr
+    result = run_qkv(place, "train", "my.toml", "-o", "runs/lean")
+    assert result.code == 0, result.err
+    assert "this run is already finished, at step " in result.err
     after = {file.name: file.read_bytes() for file in (place / "runs/lean").iterdir() if file.suffix != ".png"}
     assert {name: after[name] for name in before} == before
 
@@ -187,9 +172,9 @@ def test_a_finished_run_without_its_checkpoints_is_left_as_it_is(place: Path) ->
 def test_a_folder_with_metrics_of_its_own_is_not_overwritten(place: Path) -> None:
     (place / "notes").mkdir()
     (place / "notes/metrics.jsonl").write_text("mine\n")
-    result = qkv(place, "train", "my.toml", "-o", "notes")
-    assert result.returncode == 2
-    assert "already exists, and the folder is not a run; choose another folder with -o" in result.stderr
+    result = run_qkv(place, "train", "my.toml", "-o", "notes")
+    assert result.code == 2
+    assert "already exists, and the folder is not a run; choose another folder with -o" in result.err
     assert (place / "notes/metrics.jsonl").read_text() == "mine\n"
 
 
@@ -200,14 +185,14 @@ def test_names_that_are_markup_or_too_long_are_only_names(place: Path) -> None:
         rows.append([f"{number} {'win' if team == '[spam]' else 'meet'}", team, "[/i]"])
     write_table(place / "markup.csv", rows)
     (place / "markup.toml").write_text(RECIPE.replace("tickets.csv", "markup.csv"))
-    assert qkv(place, "train", "markup.toml", "--set", "train.epochs=1").returncode == 0
-    shown = qkv(place, "eval", "runs/markup")
-    assert shown.returncode == 0, shown.stderr
-    assert "[spam]" in shown.stdout
-    assert "[/i]" in shown.stdout
-    result = qkv(place, "predict", "a review that was meant as text " * 10, "x")
-    assert result.returncode == 2
-    assert "Traceback" not in result.stderr
+    assert run_qkv(place, "train", "markup.toml", "--set", "train.epochs=1").code == 0
+    shown = run_qkv(place, "eval", "runs/markup")
+    assert shown.code == 0, shown.err
+    assert "[spam]" in shown.out
+    assert "[/i]" in shown.out
+    result = run_qkv(place, "predict", "a review that was meant as text " * 10, "x")
+    assert result.code == 2
+    assert "Traceback" not in result.err
 
 
 def test_python_hears_what_the_command_line_says(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,17 +213,17 @@ def test_python_hears_what_the_command_line_says(place: Path, monkeypatch: pytes
 
 def test_windows_read_all_of_a_long_text(place: Path) -> None:
     settings = ["--set", "data.truncation=windows", "--set", "data.length=8", "--set", "train.epochs=3"]
-    assert qkv(place, "train", "my.toml", "-o", "runs/windows", *settings).returncode == 0
+    assert run_qkv(place, "train", "my.toml", "-o", "runs/windows", *settings).code == 0
     text = "the the the the the the the the the the the the the the the crash again"
-    result = qkv(place, "predict", "runs/windows", "--json", text)
-    assert "truncated" not in json.loads(result.stdout)
+    result = run_qkv(place, "predict", "runs/windows", "--json", text)
+    assert "truncated" not in json.loads(result.out)
 
 
 def test_a_table_is_looked_into(place: Path) -> None:
-    result = qkv(place, "data", "show", "tickets.csv")
-    assert result.returncode == 0, result.stderr
-    assert "message" in result.stdout
-    assert "movie-reviews" in qkv(place, "data", "list").stdout
+    result = run_qkv(place, "data", "show", "tickets.csv")
+    assert result.code == 0, result.err
+    assert "message" in result.out
+    assert "movie-reviews" in run_qkv(place, "data", "list").out
 
 
 def test_pairs_are_classified_together(place: Path) -> None:
@@ -249,9 +234,9 @@ def test_pairs_are_classified_together(place: Path) -> None:
     write_table(place / "pairs.csv", rows)
     recipe = RECIPE.replace("tickets.csv", "pairs.csv").replace('"message"', '"first"').replace('"team"', '"same"')
     (place / "pairs.toml").write_text(recipe.replace('group = "shop"', 'pair = "second"'))
-    result = qkv(place, "train", "pairs.toml", "--set", "train.epochs=2")
-    assert result.returncode == 0, result.stderr
-    assert qkv(place, "predict", "runs/pairs", "red\tred").stdout.split()[0] in ("yes", "no")
-    refused = qkv(place, "predict", "runs/pairs", "red")
-    assert refused.returncode == 2
-    assert "text 1: this model needs pairs; separate the two texts by a tab" in refused.stderr
+    result = run_qkv(place, "train", "pairs.toml", "--set", "train.epochs=2")
+    assert result.code == 0, result.err
+    assert run_qkv(place, "predict", "runs/pairs", "red\tred").out.split()[0] in ("yes", "no")
+    refused = run_qkv(place, "predict", "runs/pairs", "red")
+    assert refused.code == 2
+    assert "text 1: this model needs pairs; separate the two texts by a tab" in refused.err

@@ -60,7 +60,7 @@ def test_a_model_with_a_head_fits_exactly_one_task(family: Family) -> None:
         fitting = [task for task in TASKS.values() if task.fits(config.resolve())]
         assert len(fitting) == (0 if head == "none" else 1), head
         assert task_for(config) == (fitting[0] if fitting else None)
-        assert all(family in FAMILIES_OF_TASK[task.name] for task in fitting)  # type: ignore[index]
+        assert all(family in FAMILIES_OF_TASK[task.name] for task in fitting)
 
 
 @EVERY

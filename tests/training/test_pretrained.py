@@ -349,7 +349,7 @@ def test_a_run_of_other_examples_is_not_resumed(place: Path, tmp_path: Path, mon
         with pytest.raises(UserError, match="run: was begun by a version of qkv that makes other examples of the same"):
             qkv.train(recipe, run.path)
     with monkeypatch.context() as patch:
-        patch.setattr(trainer_module, "EXAMPLES", 1)
+        patch.setattr(trainer_module, "EXAMPLES_VERSION", 1)
         assert begin(recipe, run.path).resumed_at == 2
     save_with(saved.fingerprint)
     assert begin(recipe, run.path).resumed_at == 2

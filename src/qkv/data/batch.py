@@ -16,6 +16,9 @@ from torch import Tensor
 
 from qkv.tokenizer.tokenizer import Template
 
+EXAMPLES_VERSION = (
+    2  # version of how stores become examples and batches: a run resumes only with the one it was begun with
+)
 Ints = NDArray[np.int64]
 
 

@@ -31,7 +31,6 @@ from qkv.tokenizer.tokenizer import Tokenizer
 from qkv.tokenizer.train import train_tokenizer
 
 TARGET = "target_tokenizer.json"
-EXAMPLES = 2  # version of how stores become examples and batches: a run resumes only with the one it was begun with
 VERSION = 6  # of all that decides what a store holds beside its inputs
 TRAINING_CHARACTERS = 100_000_000  # a tokenizer learns nothing more from more text
 

@@ -24,13 +24,14 @@ from torch import Tensor
 
 from qkv import disk
 from qkv.config.recipe import Recipe
+from qkv.data.prepare import TARGET
 from qkv.run.checkpoint import WEIGHTS, Checkpoint, Checkpoints
 from qkv.schema import Section, UserError, describe, read_toml
 
 RECIPE, METRICS, CARD, CURVES, LOCK = "recipe.toml", "metrics.jsonl", "README.md", "curves.png", ".lock"
 MODEL_FILES = ("config.json", WEIGHTS, CARD)  # written later than the rest
 MAY_CHANGE = ("train.report_every", "train.eval_every", "train.save_every", "runtime.threads")  # on resume
-VERIFIED = (RECIPE, WEIGHTS, CARD, "config.json", "tokenizer.json", "target_tokenizer.json")
+VERIFIED = (RECIPE, WEIGHTS, CARD, "config.json", "tokenizer.json", TARGET)
 _LEFTOVERS = re.compile(r"\.[\w.]+\.(json|jsonl|toml|md|safetensors|png)\.(new|tmp-\d+)")  # of a killed process
 
 

@@ -29,7 +29,7 @@ from qkv.predict.predictor import Predictor
 from qkv.schema import Say, UserError
 from qkv.streams import stream
 from qkv.tasks.next_token import NextTokenBatch, end_ids, evaluate, loss
-from qkv.tasks.task import EVALUATION, EVALUATION_LENGTH, Labelled, Task, Validation, training_rows
+from qkv.tasks.task import EVALUATION, Labelled, Task, Validation, evaluation_recipe, training_rows
 from qkv.tokenizer.tokenizer import Tokenizer
 
 ALL = slice(None)
@@ -193,10 +193,7 @@ def test(predictor: Predictor, rows: Iterable[Labelled], recipe: Recipe | None, 
     whole = [row for _, row in rows if row.text.strip()]
     if not whole:
         raise UserError("no documents with text to evaluate on")
-    if recipe is None or recipe.task != "complete":
-        length = min(EVALUATION_LENGTH, predictor.max_length() or EVALUATION_LENGTH)
-        table = {"task": "complete", "data": {"length": length}, "train": {"batch_tokens": 8192}}
-        recipe = Recipe.read({**table, "model": {"family": "decoder", "vocabulary": predictor.config.vocabulary}})
+    recipe = evaluation_recipe(recipe, "complete", predictor)
     recipe = recipe.replace(train=recipe.train.replace(eval_tokens=0).model_dump())
     tokenizer, text_bytes = predictor.tokenizer, sum(len(row.text.encode()) for row in whole)
     store = temporary_store(lambda writer: write_rows(whole, tokenizer, None, lambda row: -1, writer))

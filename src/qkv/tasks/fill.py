@@ -30,7 +30,7 @@ from qkv.predict.predictor import Predictor
 from qkv.schema import Say, UserError
 from qkv.tasks.masking import Masking
 from qkv.tasks.passages import Negatives, passages_of
-from qkv.tasks.task import EVALUATION, EVALUATION_LENGTH, Labelled, Loss, Task, Validation, subset
+from qkv.tasks.task import EVALUATION, Labelled, Loss, Task, Validation, evaluation_recipe, subset
 from qkv.tokenizer.tokenizer import Template, Tokenizer
 
 
@@ -207,10 +207,7 @@ def validate(model: Model, dataset: MaskedDataset) -> Validation:
 
 def test(predictor: Predictor, rows: Iterable[Labelled], recipe: Recipe | None, say: Say) -> dict[str, Metrics]:
     """The metrics of `validate` on raw documents."""
-    if recipe is None:
-        length = min(EVALUATION_LENGTH, predictor.max_length() or EVALUATION_LENGTH)
-        table = {"task": "fill", "data": {"length": length}, "train": {"batch_tokens": 8192}}
-        recipe = Recipe.read({**table, "model": {"vocabulary": predictor.config.vocabulary}})
+    recipe = evaluation_recipe(recipe, "fill", predictor)
     both = predictor.config.head == "pretraining"
     recipe = recipe.replace(train=recipe.train.replace(eval_tokens=0, next_sentence=both).model_dump())
     tokenizer, sentences = predictor.tokenizer, recipe.data.sentences

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qkv.config.recipe import Head, ModelConfig, Recipe
+from qkv.config.recipe import Head, ModelConfig, Recipe, TaskName
 from qkv.corpus.corpus import RowFormat
 from qkv.corpus.files import Row
 from qkv.data.batch import Batch
@@ -74,7 +74,7 @@ def _no_ids(prepared: Prepared) -> dict[str, Any]:
 class Task:
     """Everything that is particular to one task."""
 
-    name: str
+    name: TaskName
     format: Callable[[Recipe], RowFormat]  # how rows are read and stored
     head: Callable[[Recipe], Head]
     fits: Callable[[ModelConfig], bool]  # whether a model that comes without a recipe was made for this task
@@ -101,3 +101,13 @@ def subset(count: int, recipe: Recipe) -> Ints:
 def training_rows(store: Store, recipe: Recipe) -> Store:
     """The rows of a store that are trained on."""
     return store if recipe.data.rows == 0 else store.take(subset(len(store), recipe))
+
+
+def evaluation_recipe(recipe: Recipe | None, task: TaskName, predictor: Predictor) -> Recipe:
+    """The recipe of a model's own training; for a model without one, or made for another task, a recipe that reads
+    documents in pieces of a length that it takes."""
+    if recipe is not None and recipe.task == task:
+        return recipe
+    length = min(EVALUATION_LENGTH, predictor.max_length() or EVALUATION_LENGTH)
+    model = {"vocabulary": predictor.config.vocabulary}
+    return Recipe.read({"task": task, "data": {"length": length}, "train": {"batch_tokens": 8192}, "model": model})

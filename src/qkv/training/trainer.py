@@ -15,7 +15,8 @@ import tokenizers
 
 from qkv import runtime
 from qkv.config.recipe import Recipe
-from qkv.data.prepare import EXAMPLES, Prepared
+from qkv.data.batch import EXAMPLES_VERSION
+from qkv.data.prepare import Prepared
 from qkv.metrics import TestMetrics
 from qkv.plots import History, save_curves
 from qkv.predict.predictor import load_predictor
@@ -166,7 +167,7 @@ def fingerprint_of(prepared: Prepared) -> dict[str, Any]:
         **runtime.fingerprint(),
         "tokenizers": tokenizers.__version__,
         "data": prepared.data_hash,
-        "examples": EXAMPLES,
+        "examples": EXAMPLES_VERSION,
     }
 
 
