@@ -19,7 +19,7 @@ from qkv.exchange.folder import WEIGHTS, ModelFiles, open_folder, write_folder
 from qkv.exchange.hf import read_model, write_model
 from qkv.exchange.special_tokens import carried
 from qkv.model.transformer import EncoderDecoder, Model
-from qkv.predict.open_model import open_model
+from qkv.predict.predictor import open_model
 from qkv.schema import UserError
 
 TOKENIZER_FILES = (

@@ -185,7 +185,7 @@ def test_an_unknown_kind_is_refused_at_once() -> None:
 
 def test_a_document_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "LARGEST", 20)
-    sentence = "one document of more characters than are read, accepted: up to 20; let it fall into smaller ones"
+    sentence = "one document of more characters than are read, accepted: up to 20; split it into smaller ones"
     fits = "123456789\n1234567890"  # 20 characters
     for kind in ("auto", "files"):
         assert read(tmp_path / "a.txt", f"\n{fits}\n", kind) == [(fits, "a.txt, line 2")]

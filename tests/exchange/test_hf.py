@@ -87,29 +87,29 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("bert", {"model_type": "mamba"}, "model_type = 'mamba' is unknown here; accepted: bart, bert, distilbert, "
          "gpt2, llama, marian, pegasus, roformer, t5"),
-        ("bert", {"is_decoder": True}, "is_decoder = True has no part in qkv; accepted: False"),
-        ("bert", {"add_cross_attention": True}, "add_cross_attention = True has no part in qkv; accepted: False"),
+        ("bert", {"is_decoder": True}, "is_decoder = True is not supported by qkv; accepted: False"),
+        ("bert", {"add_cross_attention": True}, "add_cross_attention = True is not supported by qkv; accepted: False"),
         ("bert", {"position_embedding_type": "relative_key"},
-         "position_embedding_type = 'relative_key' has no part in qkv; accepted: 'absolute'"),
-        ("bert", {"hidden_act": "mish"}, f"hidden_act = 'mish' has no part in qkv; accepted: {ACTIVATIONS}"),
-        ("bert", {"tie_word_embeddings": "yes"}, "how its embeddings are tied has no part in qkv"),
+         "position_embedding_type = 'relative_key' is not supported by qkv; accepted: 'absolute'"),
+        ("bert", {"hidden_act": "mish"}, f"hidden_act = 'mish' is not supported by qkv; accepted: {ACTIVATIONS}"),
+        ("bert", {"tie_word_embeddings": "yes"}, "the way its embeddings are tied is not supported by qkv"),
         ("distilbert", {"sinusoidal_pos_embds": True},
-         "sinusoidal_pos_embds = True has no part in qkv; accepted: False"),
-        ("roformer", {"rotary_value": True}, "rotary_value = True has no part in qkv; accepted: False"),
+         "sinusoidal_pos_embds = True is not supported by qkv; accepted: False"),
+        ("roformer", {"rotary_value": True}, "rotary_value = True is not supported by qkv; accepted: False"),
         ("roformer", {"embedding_size": 16}, "hidden_size = 12, embedding_size = 16; qkv has one value for both"),
-        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights = False has no part in qkv; accepted: True"),
+        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights = False is not supported by qkv; accepted: True"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True},
-         "scale_attn_by_inverse_layer_idx = True has no part in qkv; accepted: False"),
+         "scale_attn_by_inverse_layer_idx = True is not supported by qkv; accepted: False"),
         ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}},
-         "rope_scaling = {'factor': 2.0, 'type': 'linear'} has no part in qkv; accepted: None"),
+         "rope_scaling = {'factor': 2.0, 'type': 'linear'} is not supported by qkv; accepted: None"),
         ("llama", {"rope_parameters": {"rope_type": "llama3"}},
-         "rope_parameters.rope_type = 'llama3' has no part in qkv; accepted: 'default'"),
-        ("llama", {"attention_bias": True}, "attention_bias = True has no part in qkv; accepted: False"),
-        ("llama", {"mlp_bias": True}, "mlp_bias = True has no part in qkv; accepted: False"),
-        ("llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu' has no part in qkv; accepted: 'silu'"),
+         "rope_parameters.rope_type = 'llama3' is not supported by qkv; accepted: 'default'"),
+        ("llama", {"attention_bias": True}, "attention_bias = True is not supported by qkv; accepted: False"),
+        ("llama", {"mlp_bias": True}, "mlp_bias = True is not supported by qkv; accepted: False"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act = 'gelu' is not supported by qkv; accepted: 'silu'"),
         ("t5", {"feed_forward_proj": "gated-gelu"},
-         f"feed_forward_proj = 'gated-gelu' has no part in qkv; accepted: {ACTIVATIONS}"),
-        ("marian", {"normalize_before": True}, "normalize_before = True has no part in qkv; accepted: False"),
+         f"feed_forward_proj = 'gated-gelu' is not supported by qkv; accepted: {ACTIVATIONS}"),
+        ("marian", {"normalize_before": True}, "normalize_before = True is not supported by qkv; accepted: False"),
         ("bart", {"decoder_attention_heads": 6},
          "encoder_attention_heads = 3, decoder_attention_heads = 6; qkv has one value for both"),
         ("bart", {"decoder_ffn_dim": 6}, "encoder_ffn_dim = 17, decoder_ffn_dim = 6; qkv has one value for both"),
@@ -191,7 +191,7 @@ def test_a_second_copy_of_a_tied_table(tmp_path: Path) -> None:
 
 
 def test_a_trained_table_where_sinusoids_belong(tmp_path: Path) -> None:
-    sentence = f"FOLDER: {SINUSOIDS} is not the table of sinusoids; a trained one has no part in qkv"
+    sentence = f"FOLDER: {SINUSOIDS} is not the table of sinusoids; a trained one is not supported"
     make(tmp_path / "m", CONFIGS["roformer"], spoil=lambda t: {**t, SINUSOIDS: t[SINUSOIDS] + 0.1})
     assert refusal(tmp_path / "m") == sentence
 

@@ -9,7 +9,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,15 +18,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from qkv.config.recipe import TEXT_HEADS, DecodeConfig, ModelConfig
+from qkv.config.recipe import TEXT_HEADS, DecodeConfig, ModelConfig, Recipe
 from qkv.data.prepare import TARGET
 from qkv.data.truncation import spans_of
+from qkv.exchange.folder import Folder, open_folder
+from qkv.exchange.hf import read_model
 from qkv.exchange.special_tokens import SpecialTokens, label_names, max_positions, special_tokens
 from qkv.model.heads import POOLS
 from qkv.model.transformer import Decoder, Encoder, EncoderDecoder, Model, hidden_states, text_answers
 from qkv.predict.generate import DEFAULT_LENGTH, GenerationOptions, generate, pieces, stream_tokens, texts_at_once
-from qkv.predict.open_model import open_model
 from qkv.predict.prediction import UNBOUNDED, InputOptions, Prediction, Text, TextBatch, batches
+from qkv.run.folder import Run
 from qkv.schema import UserError, listed, nearest
 from qkv.tokenizer.tokenizer import Encoded, Tokenizer
 
@@ -339,6 +341,36 @@ class Predictor:
             output += str(mask).join(between[masks:])
             answers.append(Prediction(text, None, None, None, output, total, alternatives, one.truncated))
         return answers
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model read from a folder, before it is used."""
+
+    path: Path
+    folder: Folder
+    model: Model
+    config: ModelConfig
+    tokenizer: Tokenizer | None
+    run: Run
+
+    @property
+    def recipe(self) -> Recipe | None:
+        """The recipe of a run, or of an export of one."""
+        return self.run.recipe
+
+
+def open_model(path: Path) -> OpenedModel:
+    """Read a run or a Hugging Face folder. Every file of a run is verified first."""
+    run = Run(path)
+    if run.begun:
+        run.check()
+        if not run.has_model():
+            raise UserError(f"{path}: this run has no model yet; the first is written at its first validation")
+    folder = open_folder(path)
+    model, config = read_model(folder)
+    tokenizer = Tokenizer.from_file(folder.tokenizer) if folder.tokenizer else None
+    return OpenedModel(path, folder, model, config, tokenizer, run)
 
 
 def load_predictor(path: Path) -> Predictor:

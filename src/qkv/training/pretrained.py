@@ -17,7 +17,7 @@ from qkv.bundled import path_of
 from qkv.config.recipe import TEXT_HEADS, Head, ModelConfig, Recipe, TokenizerConfig
 from qkv.exchange.hf import is_exportable
 from qkv.model.transformer import Model
-from qkv.predict.open_model import open_model
+from qkv.predict.predictor import open_model
 from qkv.schema import UserError, listed
 from qkv.tokenizer.tokenizer import Tokenizer
 
