@@ -18,10 +18,10 @@ from sacrebleu.metrics.bleu import BLEU
 from table import head, row, run_main, say
 
 from qkv import runtime
-from qkv.bundled import path_of
 from qkv.config.recipe import DataConfig, Recipe
 from qkv.corpus.corpus import open_corpus
 from qkv.corpus.files import Row
+from qkv.hub import path_of
 from qkv.plots import COLOURS, MARKS, STYLE
 from qkv.predict.predictor import load_predictor
 from qkv.tasks.translate import TRANSLATE

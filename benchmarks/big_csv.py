@@ -94,7 +94,7 @@ def tokenise(path: Path) -> Measured:
 
     before, start = highest_memory(), time.perf_counter()
     corpus = open_corpus(DataConfig(corpus=str(path)))
-    prepared = prepare(corpus, TokenizerConfig(), path.parent / "cache", say)
+    prepared = prepare(corpus, TokenizerConfig(kind="wordpiece", lowercase=True), path.parent / "cache", say)
     rows = sum(prepared.rows(split) for split in SPLITS)
     return Measured(rows, time.perf_counter() - start, before, highest_memory())
 

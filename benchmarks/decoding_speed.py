@@ -34,7 +34,7 @@ from table import head, row, run_main
 from transformers import AutoModelForSeq2SeqLM
 
 from qkv import runtime
-from qkv.bundled import path_of
+from qkv.hub import path_of
 from qkv.model.transformer import EncoderDecoder
 from qkv.predict.decode import ranked
 from qkv.predict.generate import search

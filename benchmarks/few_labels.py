@@ -38,10 +38,10 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegressionCV
 from table import head, row, run_main, say
 
-from qkv.bundled import path_of
 from qkv.config.presets import expand
 from qkv.config.recipe import DataConfig, Recipe
 from qkv.corpus.split import Split
+from qkv.hub import path_of
 from qkv.metrics import ClassificationMetrics
 from qkv.plots import COLOURS, DASHES, MARKS, STYLE
 from qkv.run.folder import Run
@@ -101,7 +101,7 @@ def recipe_for(kind: Kind, options: argparse.Namespace, rows: int, rate: float, 
     if kind is PRETRAINED:
         return expand({**table, "init": str(path_of(options.init).resolve())})
     model, vocabulary = model_of(options.init)
-    return expand({**table, "model": model, "tokenizer": {"vocab_size": vocabulary}})
+    return expand({**table, "model": model, "tokenizer": {"vocab_size": vocabulary, "lowercase": True}})
 
 
 def warmup(kind: Kind, options: argparse.Namespace, rows: int) -> int:

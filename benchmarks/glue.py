@@ -51,13 +51,13 @@ from sklearn.preprocessing import StandardScaler
 from table import head, row, run_main, say
 
 from qkv import metrics
-from qkv.bundled import path_of
 from qkv.config.presets import expand
 from qkv.config.recipe import DataConfig, Recipe
 from qkv.corpus.catalog import cache_folder, data_folder, entries
 from qkv.corpus.corpus import open_corpus
 from qkv.corpus.files import Columns
 from qkv.corpus.split import SPLITS, Split
+from qkv.hub import path_of
 from qkv.run.folder import Run
 from qkv.schema import UserError, override
 from qkv.tasks import TASKS
@@ -216,7 +216,7 @@ def fine_tuned(recipe: Recipe, folder: Path) -> Values:
     seconds = {"seconds": lines[-1]["seconds"] if lines else 0.0}
     if isinstance(found, metrics.Metrics):
         return {**found.values, **seconds}
-    return {"accuracy": found.accuracy, "F1": float(metrics.f1_scores(found.confusion)[-1]), **seconds}
+    return {"accuracy": found.accuracy, "F1": found.classes[-1].f1, **seconds}
 
 
 def majority(splits: dict[Split, Rows]) -> Values:
@@ -227,8 +227,8 @@ def majority(splits: dict[Split, Rows]) -> Values:
 
 
 def class_metrics(predicted: Any, labels: Any, names: Sequence[str]) -> Values:
-    counts = metrics.confusion(predicted, labels, len(names))
-    return {"accuracy": float(counts.trace() / counts.sum()), "F1": float(metrics.f1_scores(counts)[-1])}
+    f1 = metrics.class_metrics(predicted, labels, names)[-1].f1
+    return {"accuracy": float(np.mean(predicted == labels)), "F1": f1}
 
 
 def linear(task: GlueTask, splits: dict[Split, Rows]) -> tuple[str, Values]:
@@ -256,7 +256,7 @@ def features_of(task: GlueTask, splits: dict[Split, Rows]) -> Iterator[Any]:
     if task.columns.pair is None:
         vectors = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2).fit(train.first)
         return (vectors.transform(splits[split].first) for split in SPLITS)
-    from scipy.sparse import csr_matrix, hstack  # type: ignore[import-untyped]
+    from scipy.sparse import csr_matrix, hstack
 
     features = PairFeatures.learnt_from([*train.first, *train.second])
     scale = StandardScaler().fit(features.dense(train.first, train.second))

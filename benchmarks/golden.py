@@ -57,7 +57,8 @@ SIZES = {  # 50,000 tokens of files of one's own would take hours
     ],
 }  # fmt: skip
 SMALL = [
-    "data.length=24", "tokenizer.vocab_size=150", "train.steps=30", "train.batch_tokens=256", "train.warmup=5",
+    "data.length=24", "tokenizer.vocab_size=150", "tokenizer.kind=wordpiece", "tokenizer.lowercase=true",
+    "train.steps=30", "train.batch_tokens=256", "train.warmup=5",
     "train.eval_every=10", "runtime.threads=1", "seed=3", "model.width=16", "model.heads=2", "model.layers=1",
     "model.feedforward=32",
 ]  # fmt: skip

@@ -36,13 +36,13 @@ from sklearn.preprocessing import StandardScaler
 from table import head, row, run_main, say
 
 from qkv import api, metrics, runtime
-from qkv.bundled import path_of
 from qkv.calibration import Floats
 from qkv.config.recipe import Recipe
 from qkv.corpus.corpus import Corpus, open_corpus
 from qkv.corpus.files import Row
 from qkv.corpus.split import Split
 from qkv.data.store import temporary_store, write_sentences
+from qkv.hub import path_of
 from qkv.predict.predictor import Predictor
 from qkv.run.folder import Run
 from qkv.schema import UserError
@@ -102,7 +102,7 @@ def predictions(predictor: Predictor, dataset: MaskedDataset, *, masked: bool) -
             continue
         if not masked:
             batch.tokens_BL.view(-1)[batch.positions_N] = batch.targets_N
-        _, logits_M2 = masked_logits(predictor.model, batch)
+        logits_M2 = masked_logits(predictor.model, batch).pairs_M2
         assert logits_M2 is not None, "there are pairs"
         predicted.append(logits_M2.argmax(1).numpy())
         labels.append(batch.negatives_M.numpy())

@@ -66,7 +66,7 @@ class PairFeatures:
 
     def sparse(self, first: Sequence[str], second: Sequence[str]) -> Any:
         """Which words both have, and which only one has, by weight."""
-        from scipy.sparse import hstack  # type: ignore[import-untyped]
+        from scipy.sparse import hstack
 
         a, b = self.words.transform(first), self.words.transform(second)
         return hstack([a.minimum(b), abs(a - b)]).tocsr()

@@ -75,7 +75,7 @@ def recipe_for(data: str, length: int, tokens: int, vocabulary: int) -> Recipe:
         {
             "task": "fill",
             "data": {"corpus": data, "length": length},
-            "tokenizer": {"vocab_size": vocabulary},
+            "tokenizer": {"vocab_size": vocabulary, "lowercase": True},
             "model": {"preset": "bert-mini", "vocabulary": 0},
             "train": {
                 "batch_tokens": tokens,

@@ -100,7 +100,7 @@ def keras_recipe(data: DataConfig) -> Recipe:
     return expand(
         {
             "data": {**data.model_dump(), "length": 200},
-            "tokenizer": {"vocab_size": 20_000},
+            "tokenizer": {"vocab_size": 20_000, "lowercase": True},
             "model": {
                 "context": 200,
                 "layers": 1,

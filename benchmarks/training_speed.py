@@ -90,7 +90,7 @@ def recipe_for(data: str, length: int) -> Recipe:
     return presets.expand(
         {
             "data": {"corpus": data, "length": length},
-            "tokenizer": {"vocab_size": VOCABULARY},
+            "tokenizer": {"vocab_size": VOCABULARY, "lowercase": True},
             "model": {"preset": "bert-mini", "vocabulary": 0},
             "train": {
                 "batch_tokens": BATCH_TOKENS,

@@ -25,10 +25,9 @@ def main() -> None:
         "small-translator",
         "runs/numbers",
         settings=[
-            "runtime.threads=1", "data.corpus=numbers.tsv", "data.length=16", "tokenizer.vocab_size=80",
-            "tokenizer.lowercase=false",
-            "model.width=32", "model.heads=2",
-            "model.layers=1", "train.steps=150", "train.learning_rate=5e-3", "train.batch_tokens=1024",
+            "runtime.threads=1", "data.corpus=numbers.tsv", "data.length=16", "tokenizer.vocab_size=300",
+            "model.width=32", "model.heads=2", "model.layers=1",
+            "train.steps=150", "train.learning_rate=5e-3", "train.batch_tokens=1024",
             "train.warmup=20", "train.dropout=0.0", "decode.beam=3",
         ],
     )  # fmt: skip

@@ -20,7 +20,7 @@ LARGEST = {"bundled-encoder": 12_000_000, "bundled-en-fr": 4 * 2**20, "bundled-g
 
 @pytest.mark.parametrize("name", LARGEST)
 def test_a_bundled_model_is_small_and_explains_itself(name: str) -> None:
-    folder = bundled.path_of(name)
+    folder = bundled.folder(name)
     files = {path.name: path for path in folder.iterdir()}
     assert sum(path.stat().st_size for path in files.values()) <= LARGEST[name]
     assert {"config.json", "model.safetensors", "tokenizer.json", "recipe.toml", "curves.png", "README.md"} <= set(
@@ -52,7 +52,7 @@ def test_the_encoder_fills_masks_and_classifies_pairs() -> None:
 
 @pytest.mark.parametrize("name", ["bundled-en-fr", "bundled-gpt"])
 def test_the_weights_of_the_generators_take_at_most_4_mb(name: str) -> None:
-    assert (bundled.path_of(name) / "model.safetensors").stat().st_size <= 4_000_000
+    assert (bundled.folder(name) / "model.safetensors").stat().st_size <= 4_000_000
 
 
 def test_the_translator_translates() -> None:
@@ -91,7 +91,7 @@ def test_it_is_fine_tuned_by_its_name(tmp_path: Path, monkeypatch: pytest.Monkey
     model = qkv.train("reviews-finetune", "run", settings=settings, say=said.append)
     assert model.predict(["what a wonderful joy"])[0].label == "0"
     assert any("newly initialised: text.dense" in sentence for sentence in said)
-    assert "bundled-encoder, sha256 of its weights" in (tmp_path / "run" / "README.md").read_text()
+    assert "bundled-encoder, sha256 of its model.safetensors" in (tmp_path / "run" / "README.md").read_text()
 
 
 def test_the_recipe_of_the_demo_needs_nothing_but_the_package_and_the_reviews() -> None:

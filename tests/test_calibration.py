@@ -92,23 +92,26 @@ def test_a_known_temperature_is_found_again(true: float) -> None:
 def test_temperature_of_hand_numbers(wrong: int, rows: int) -> None:
     """Logits that differ by 2, `wrong` of them on the wrong side: best when e^(2 / T) = right / wrong."""
     labels = np.arange(rows) < wrong
-    found = calibration.fit_temperature(np.tile([2.0, 0.0], (rows, 1)), labels.astype(np.int64))
+    logits = np.tile([2.0, 0.0], (rows, 1))
+    found = calibration.fit_temperature(logits, labels.astype(np.int64), prior_rows=0)
     assert found == pytest.approx(min(2 / math.log((rows - wrong) / wrong), 20.0), rel=1e-12)
 
 
 def test_temperature_is_the_best_of_a_fine_grid() -> None:
     logits, labels = drawn(501, 5, sharpness=0.4)
-    best = calibration.cross_entropy(logits, labels, calibration.fit_temperature(logits, labels))
+    fitted = calibration.fit_temperature(logits, labels, prior_rows=0)
+    best = calibration.cross_entropy(logits, labels, fitted)
     assert all(best <= calibration.cross_entropy(logits, labels, t) for t in np.geomspace(0.05, 20, 997))
 
 
 def test_slopes_are_those_of_the_loss() -> None:
     logits, labels = drawn(31, 5)
-    margins, small = calibration._margins(logits, labels), 1e-5
+    margins, small, weights = calibration._margins(logits, labels), 1e-5, np.linspace(0.5, 2.0, 31)
     for sharpness in (0.2, 1.0, 3.0):
-        slope, curvature = calibration._slope(margins, sharpness)
-        ends = [calibration.cross_entropy(logits, labels, 1 / (sharpness + step)) for step in (small, -small)]
-        slopes = [calibration._slope(margins, sharpness + step)[0] for step in (small, -small)]
+        slope, curvature = calibration._slope(margins, weights, sharpness)
+        around = [sharpness + step for step in (small, -small)]
+        ends = [calibration.cross_entropy(logits, labels, 1 / one, weights) for one in around]
+        slopes = [calibration._slope(margins, weights, one)[0] for one in around]
         assert slope == pytest.approx((ends[0] - ends[1]) / (2 * small), abs=1e-8)
         assert curvature == pytest.approx((slopes[0] - slopes[1]) / (2 * small), abs=1e-8)
 
@@ -118,9 +121,9 @@ def test_newton_is_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[float] = []
     truly = calibration._slope
 
-    def counted(margins: Floats, sharpness: float) -> tuple[float, float]:
+    def counted(margins: Floats, weights: Floats, sharpness: float) -> tuple[float, float]:
         looks.append(sharpness)
-        return truly(margins, sharpness)
+        return truly(margins, weights, sharpness)
 
     monkeypatch.setattr(calibration, "_slope", counted)
     calibration.fit_temperature(*drawn(1000, 3, sharpness=0.4))
@@ -131,8 +134,8 @@ def test_a_second_temperature_never_worsens_the_first_by_rounding() -> None:
     """Logits that have their temperature already: the best is 1, give or take a last bit."""
     for seed in range(300):
         logits, labels = drawn(8, 2, sharpness=0.5, seed=seed)
-        logits = logits / calibration.fit_temperature(logits, labels)
-        again = calibration.fit_temperature(logits, labels)
+        logits = logits / calibration.fit_temperature(logits, labels, prior_rows=0)
+        again = calibration.fit_temperature(logits, labels, prior_rows=0)
         assert calibration.cross_entropy(logits, labels, again) <= calibration.cross_entropy(logits, labels)
 
 
@@ -166,12 +169,50 @@ def test_a_temperature_leaves_the_ranking_and_a_shift_of_logits_leaves_the_tempe
     assert calibration.fit_temperature(logits + np.arange(len(logits))[:, None], labels) == temperature
 
 
+def test_few_rows_hardly_move_the_temperature() -> None:
+    """Ten rows, all right, would make every later prediction certain: cold to the bound. The prior rows prevent that;
+    and the more rows, the closer to the temperature of least cross-entropy."""
+    logits, labels = np.tile([1.0, 0.0], (10, 1)), np.zeros(10, np.int64)
+    assert calibration.fit_temperature(logits, labels, prior_rows=0) == 0.05
+    assert 0.5 < calibration.fit_temperature(logits, labels) < 1
+    labels[:6] = 1
+    assert calibration.fit_temperature(logits, labels, prior_rows=0) == 20.0
+    assert 1 < calibration.fit_temperature(logits, labels) < 3
+    gaps = []
+    for rows in (30, 300, 3000):
+        logits, labels = drawn(rows, 2, sharpness=0.5)
+        best, shrunk = (calibration.fit_temperature(logits, labels, prior_rows=prior) for prior in (0, 20))
+        assert 1 < shrunk < best
+        gaps.append((best - shrunk) / (best - 1))
+    assert gaps[0] > gaps[1] > gaps[2]
+    assert gaps[2] < 0.02
+
+
+def test_the_prior_rows_are_rows_that_came_out_as_the_model_says() -> None:
+    """Three rows of odds 3 : 1, two of them right, and four prior rows, of which 3 are right: 5 of 7, odds 5 : 2."""
+    logits, labels = np.tile([math.log(3), 0.0], (3, 1)), np.array([0, 0, 1])
+    found = calibration.fit_temperature(logits, labels, prior_rows=4)
+    assert found == pytest.approx(math.log(3) / math.log(5 / 2), rel=1e-9)
+
+
+def test_weights_are_repeated_rows() -> None:
+    logits, labels = drawn(40, 3, sharpness=0.6)
+    times = np.arange(40) % 3
+    again = (np.repeat(logits, times, axis=0), np.repeat(labels, times))
+    weighted = calibration.fit_temperature(logits, labels, times, prior_rows=0)
+    assert weighted == pytest.approx(calibration.fit_temperature(*again, prior_rows=0), rel=1e-9)
+    loss = calibration.cross_entropy(logits, labels, 2.0, times)
+    assert loss == pytest.approx(calibration.cross_entropy(*again, 2.0), rel=1e-12)
+    with pytest.raises(UserError, match=r"weights have shape \(2,\) for 40 rows"):
+        calibration.fit_temperature(logits, labels, [1.0, 1.0])
+
+
 def test_temperatures_at_the_ends() -> None:
     """All right: as cold as allowed. All wrong: as hot as allowed. Nothing to choose by: 1."""
     scores = [[3.0, 1.0], [2.0, 1.5]]
-    assert calibration.fit_temperature(scores, [0, 0]) == 0.05
-    assert calibration.fit_temperature(scores, [1, 1]) == 20.0
-    assert calibration.fit_temperature([[1e4, -1e4], [1e4, -1e4]], [0, 1]) == 20.0
+    assert calibration.fit_temperature(scores, [0, 0], prior_rows=0) == 0.05
+    assert calibration.fit_temperature(scores, [1, 1], prior_rows=0) == 20.0
+    assert calibration.fit_temperature([[1e4, -1e4], [1e4, -1e4]], [0, 1], prior_rows=0) == 20.0
     assert calibration.fit_temperature([[7.0, 7.0], [1.0, 1.0]], [0, 1]) == 1.0
     assert calibration.fit_temperature([[3.0], [2.0]], [0, 0]) == 1.0
     assert calibration.fit_temperature([[1e4, -1e4]], [0]) == 1.0, "the loss is exactly 0 already"

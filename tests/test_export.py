@@ -95,7 +95,7 @@ def test_predict_says_when_it_truncates(classifier: Path) -> None:
     ("arguments", "stdin", "sentence"),
     [
         (["predict", "nowhere", "x"], b"", "nowhere: no such model"),
-        (["predict", "{folder}"], b"ok\nbad \xff", "stdin, line 2: not UTF-8"),
+        (["predict", "{folder}"], b"ok\nbad \xff\n", "stdin, line 2: not UTF-8"),
         (["predict", "{folder}", "--file", "gone.txt"], b"", "gone.txt: cannot be read: No such file or directory"),
         (["predict", "{folder}", "x", "--file", "y"], b"", "give texts or --file, not both"),
         (["export", "{folder}", "--to", "gguf", "-o", "x"], b"", "--to gguf: unknown format; accepted: hf"),

@@ -40,7 +40,7 @@ def test_metrics_are_those_of_scikit_learn(rows: int, classes: int) -> None:
     loss = sklearn.metrics.log_loss(labels, probabilities, **everything)
     assert found.confusion == counts.tolist()
     assert found.accuracy == sklearn.metrics.accuracy_score(labels, predicted) == metrics.accuracy(logits, labels)
-    assert metrics.f1_scores(found.confusion) == pytest.approx(f1, abs=1e-15)
+    assert [one.f1 for one in found.classes] == pytest.approx(f1, abs=1e-15)
     assert found.f1 == pytest.approx(f1.mean(), abs=1e-15)
     assert found.loss == pytest.approx(loss, abs=1e-12)
     assert cross_entropy(logits, labels) == pytest.approx(loss, abs=1e-12)
@@ -52,13 +52,47 @@ def test_rows_of_a_confusion_are_the_truth_and_columns_the_predictions() -> None
     assert metrics.confusion([1, 1, 0, 2], [0, 0, 0, 2], 3).tolist() == [[1, 2, 0], [0, 0, 0], [0, 0, 1]]
 
 
-def test_f1_of_labels_that_are_missing_on_either_side() -> None:
-    """Class 1 is predicted and never occurs, 2 occurs and is never predicted, 3 does neither: all 0, none divides."""
-    truth, said = [0, 0, 2, 2], [0, 0, 1, 0]
-    counts = metrics.confusion(said, truth, 4)
-    assert metrics.f1_scores(counts).tolist() == [0.8, 0.0, 0.0, 0.0]
-    theirs = sklearn.metrics.f1_score(truth, said, average="macro", zero_division=0, labels=range(4))
-    assert metrics.macro_f1(counts) == pytest.approx(0.2, abs=1e-15) == theirs
+def test_classes_that_are_missing_on_either_side() -> None:
+    """Class b is predicted and never occurs, c occurs and is never predicted, d does neither: all 0, none divides."""
+    found = metrics.class_metrics([0, 0, 1, 0], [0, 0, 2, 2], "abcd")
+    assert found[0] == metrics.ClassMetrics("a", 2, 3, 2 / 3, 1.0, 0.8)
+    assert found[1] == metrics.ClassMetrics("b", 0, 1, 0.0, 0.0, 0.0)
+    assert found[2] == metrics.ClassMetrics("c", 2, 0, 0.0, 0.0, 0.0)
+    assert found[3] == metrics.ClassMetrics("d", 0, 0, 0.0, 0.0, 0.0)
+
+
+def certain(predicted: list[int], labels: list[int], names: str) -> metrics.ClassificationMetrics:
+    return metrics.classification_metrics(np.eye(len(names))[predicted], labels, names)
+
+
+def test_majority_balanced_accuracy_and_the_worst_confusion_by_hand() -> None:
+    """a 6 rows (5 right, 1 as b), b 3 rows (1 right, 2 as c), c 1 row (right): recalls 5/6, 1/3, 1."""
+    found = certain([0, 0, 0, 0, 0, 1, 1, 2, 2, 2], [0, 0, 0, 0, 0, 0, 1, 1, 1, 2], "abc")
+    assert (found.majority, found.majority_share, found.accuracy) == ("a", 0.6, 0.7)
+    assert found.balanced_accuracy == pytest.approx((5 / 6 + 1 / 3 + 1) / 3)
+    assert found.most_confused == metrics.Mistake("b", "c", 2, 3)
+    assert [(one.rows, one.predicted) for one in found.classes] == [(6, 5), (3, 2), (1, 3)]
+    assert found.warnings() == []
+
+
+def test_balanced_accuracy_is_of_the_classes_that_occur() -> None:
+    found = certain([0, 0, 1], [0, 0, 0], "abc")
+    assert found.balanced_accuracy == pytest.approx(2 / 3)
+    assert certain([0, 1], [0, 1], "ab").most_confused is None
+
+
+def test_warnings_of_a_classifier_that_always_says_the_same() -> None:
+    found = certain([0] * 10, [0] * 7 + [1] * 3, ["ham", "spam"])  # type: ignore[arg-type]
+    assert found.warnings() == ["accuracy is no better than always predicting 'ham': 0.70", "'spam' is never predicted"]
+    many = certain([0] * 14, list(range(7)) * 2, "abcdefg")
+    assert many.warnings()[1] == "'b', 'c', 'd', 'e', 'f' and 1 more are never predicted"
+
+
+def test_a_paired_interval_by_hand() -> None:
+    """Differences 1, 0, 0, 1: mean 0.5, deviation sqrt(1/3), standard error 0.2887."""
+    mean, low, high = metrics.paired_interval([0, 1, 0, 0], [1, 1, 0, 1])
+    assert (mean, low, high) == pytest.approx((0.5, 0.5 - 1.95996 * 0.288675, 0.5 + 1.95996 * 0.288675), abs=1e-4)
+    assert metrics.paired_interval([1.0], [2.0]) == (1.0, -math.inf, math.inf)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +131,21 @@ def test_metrics_are_plain_finite_json_also_where_a_label_had_probability_0() ->
         "confusion",
         "bins",
         "raw_bins",
+        "classes",
+        "balanced_accuracy",
+        "majority",
+        "majority_share",
+        "most_confused",
     ]
     assert (table["rows"], table["accuracy"], table["labels"]) == (2, 0.5, ["bad", "good"])
     assert table["confusion"] == [[1, 0], [1, 0]]
     assert table["interval"] == pytest.approx([0.0945, 0.9055], abs=5e-5)
     assert table["loss"] == pytest.approx((708.396 + math.log(2)) / 2, abs=1e-3)
     assert len(table["bins"]) == 15
+    assert table["classes"][0] == {
+        "label": "bad", "rows": 1, "predicted": 2, "precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3),
+    }  # fmt: skip
+    assert table["most_confused"] == {"true": "good", "predicted": "bad", "count": 1, "rows": 1}
     assert table["bins"][-1] == {"low": 14 / 15, "high": 1.0, "count": 1, "confidence": 1.0, "accuracy": 0.0}
 
 

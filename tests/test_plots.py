@@ -17,6 +17,7 @@ from matplotlib.image import imread
 
 from qkv import plots
 from qkv.calibration import Bin, ece, reliability, softmax
+from qkv.metrics import classification_metrics
 from qkv.plots import Curves, History
 from qkv.schema import UserError
 from qkv.tasks.classify import CLASSIFY
@@ -213,6 +214,27 @@ def test_reliability_of_next_to_nothing(tmp_path: Path, found: list[Bin]) -> Non
     path = tmp_path / "reliability.svg"
     plots.reliability(path, [], found, "few")
     assert ("no predictions" in texts(path)) == (not any(one.count for one in found))
+
+
+def test_a_confusion_matrix_shows_its_counts_and_labels_that_can_be_told_apart(tmp_path: Path) -> None:
+    path, long = tmp_path / "confusion.svg", "a very long label that ends in the same words, as others do"
+    plots.confusion(path, [[5, 0, 1], [0, 1234, 0], [0, 0, 0]], [f"1{long}", f"1{long} ", "$x_1$"], "a run")
+    shown = texts(path)
+    assert {"5", "1", "1,234", "true", "predicted", "a run", "$x_1$"} <= set(shown)
+    named = [text for text in shown if "…" in text]
+    assert len(named) == 4, "two labels, in rows and columns"
+    assert len(set(named)) == 2
+
+
+def test_pictures_of_a_classifier_are_drawn_where_rows_and_labels_allow(tmp_path: Path) -> None:
+    names = [f"label {n}" for n in range(31)]
+    many = classification_metrics(np.eye(31)[[0] * 300], [0] * 300, names)
+    few = classification_metrics(np.eye(2)[[0] * 299], [0] * 299, ["a", "b"])
+    curve, matrix = tmp_path / "reliability.png", tmp_path / "confusion.png"
+    plots.save_classification(curve, matrix, many, "t")
+    assert [file.name for file in tmp_path.iterdir()] == ["reliability.png"]
+    plots.save_classification(curve, matrix, few, "t")
+    assert [file.name for file in tmp_path.iterdir()] == ["confusion.png"]
 
 
 def test_the_same_numbers_give_the_same_file_whatever_the_users_settings(tmp_path: Path) -> None:

@@ -156,3 +156,27 @@ def test_differences_are_sentences() -> None:
         "torch was '2.13.0', is '2.14.0'",
     ]
     assert runtime.differences(then, then) == []
+
+
+def test_freed_memory_is_handed_back_where_there_is_glibc(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = """
+import json
+from pathlib import Path
+from qkv import runtime
+resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+blocks = [bytes(50_000) for _ in range(2000)]  # below the size that is mapped on its own
+kept, full = blocks[::2], resident()
+last = blocks[-1]
+del blocks
+kept = kept[:1]
+before = resident()
+done = runtime.release_freed_memory()
+print(json.dumps([done, full, before, resident()]))
+"""
+    if platform.libc_ver()[0] == "glibc":
+        ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        done, full, _, after = json.loads(ended.stdout)
+        assert done is True
+        assert after < full - 50_000_000
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    assert runtime.release_freed_memory() is False

@@ -5,7 +5,7 @@ from rich.console import Console
 
 from qkv.calibration import Bin
 from qkv.cli.eval import reliability_table
-from qkv.terminal import sparkline
+from qkv.terminal import distinguishable, sparkline
 
 
 def test_a_table_says_where_predictions_are_overconfident() -> None:
@@ -35,3 +35,19 @@ def test_a_long_sparkline_keeps_24_points_with_both_ends() -> None:
     assert len(long) == 24
     assert (long[0], long[-1]) == ("▁", "█")
     assert list(long) == sorted(long)
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["good", "bad"], ["good", "bad"]),
+        (["a long name indeed", "short"], ["a l…eed", "short"]),
+        (["the same of all", "the sins of all", "b"], ["1 th…ll", "2 th…ll", "b"]),
+        (["1 th…ll", "the sins of all", "the same of all"], ["1 th…ll", "2 th…ll", "3 th…ll"]),
+        (["x" * 9, "x" * 9, "1 xx…xx"], ["1 xx…xx", "2 xx…xx", "3 1 …xx"]),
+    ],
+)
+def test_short_names_are_never_alike(names: list[str], shown: list[str]) -> None:
+    found = distinguishable(names, 7)
+    assert found == shown
+    assert len(set(found)) == len(names)

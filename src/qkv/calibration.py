@@ -16,7 +16,13 @@ from qkv.schema import UserError
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-COLDEST, HOTTEST = 0.05, 20.0  # where every prediction is right the best temperature would be 0
+COLDEST, HOTTEST = 0.05, 20.0  # the last resort, should logits be huge or tiny
+# By benchmarks/calibration_rows.py: with 20 prior rows, a temperature that is fitted on 50 rows lowers the loss on
+# other rows on average, whether a model is far too sure or just a little. Probabilities that are perfectly calibrated
+# show an ECE of 0.11 on 50 rows and of 0.05 on 300, where it should be 0.
+PRIOR_ROWS = 20
+FEWEST_TO_CALIBRATE = 50  # validation rows
+FEWEST_TO_JUDGE = 300  # rows to measure calibration on
 
 
 @dataclass(frozen=True)
@@ -42,11 +48,19 @@ def uncalibrated(probabilities_NC: ArrayLike, temperature: float) -> Floats:
     return softmax(np.log(np.maximum(np.asarray(probabilities_NC, np.float64), 1e-300)) * temperature)
 
 
-def cross_entropy(logits_NC: ArrayLike, labels_N: ArrayLike, temperature: float = 1.0) -> float:
-    """Mean of -log p(label) in nats, of logits divided by the temperature."""
+def cross_entropies(logits_NC: ArrayLike, labels_N: ArrayLike, temperature: float = 1.0) -> Floats:
+    """-log p(label) of each row in nats, of logits divided by the temperature."""
     scaled = _margins(logits_NC, labels_N) / temperature
     largest = scaled.max(1)
-    return float(np.mean(largest + np.log(np.exp(scaled - largest[:, None]).sum(1))))
+    return np.asarray(largest + np.log(np.exp(scaled - largest[:, None]).sum(1)), np.float64)
+
+
+def cross_entropy(
+    logits_NC: ArrayLike, labels_N: ArrayLike, temperature: float = 1.0, weights_N: ArrayLike | None = None
+) -> float:
+    """Mean of -log p(label) in nats, of logits divided by the temperature; a weighted mean where there are weights."""
+    losses = cross_entropies(logits_NC, labels_N, temperature)
+    return float(np.average(losses, weights=None if weights_N is None else _weights(weights_N, len(losses))))
 
 
 def reliability(probabilities_NC: ArrayLike, labels_N: ArrayLike, bins: int = 15) -> list[Bin]:
@@ -72,48 +86,70 @@ def ece(bins: Sequence[Bin]) -> float:
     return sum(one.count * abs(one.accuracy - one.confidence) for one in bins) / max(rows, 1)
 
 
-def fit_temperature(logits_NC: ArrayLike, labels_N: ArrayLike) -> float:
+def fit_temperature(
+    logits_NC: ArrayLike,
+    labels_N: ArrayLike,
+    weights_N: ArrayLike | None = None,
+    *,
+    prior_rows: float = PRIOR_ROWS,
+) -> float:
     """Temperature scaling: the divisor of the logits, from 0.05 to 20, that minimises cross-entropy (Guo et al., 2017).
 
-    Where all temperatures are equally good, or there are no rows, it is 1. The order of a row's classes never changes.
-    Cross-entropy is convex in 1 / temperature: its slope has one zero, found by Newton's method, and by halving the
-    interval where Newton would leave it. No random numbers, so the same rows give the same bits.
+    It is shrunk towards 1, as if `prior_rows` more rows had come out as the model's own probabilities say: ten right
+    predictions do not make every later one certain, and thousands of rows decide by themselves. With weights, rows
+    count as many as give a mean of the same variance (Kish, 1965).
+
+    Where all temperatures are equally good, or there are no rows, it is 1. The order of a row's classes never changes,
+    and the cross-entropy of these rows never grows. It is convex in 1 / temperature: its slope has one zero, found by
+    Newton's method, and by halving the interval where Newton would leave it. No random numbers, so the same rows give
+    the same bits.
     """
     if np.size(labels_N) == 0:
         return 1.0
     margins = _margins(logits_NC, labels_N)
+    weights = _weights(weights_N, len(margins))
+    rows = weights.sum() ** 2 / (weights**2).sum()
+    start = _slope(margins, weights, 1.0)[0]
+    goal = start * prior_rows / (rows + prior_rows)  # the slope of the prior rows is 0 at 1, and moves as that of ours
     low, high = 1 / HOTTEST, 1 / COLDEST
-    if _slope(margins, 1.0)[0] == 0:
+    if start == 0:
         return 1.0
-    if _slope(margins, high)[0] <= 0:
+    if _slope(margins, weights, high)[0] <= goal:
         temperature = COLDEST
-    elif _slope(margins, low)[0] >= 0:
+    elif _slope(margins, weights, low)[0] >= goal:
         temperature = HOTTEST
     else:
-        temperature = min(max(1 / _level(margins, low, high), COLDEST), HOTTEST)
-    worse = cross_entropy(logits_NC, labels_N, temperature) > cross_entropy(logits_NC, labels_N)  # by rounding
-    return 1.0 if worse else temperature
+        temperature = min(max(1 / _level(margins, weights, goal, low, high), COLDEST), HOTTEST)
+    before, after = (cross_entropy(logits_NC, labels_N, t, weights_N) for t in (1.0, temperature))
+    return 1.0 if after > before else temperature  # by rounding
 
 
-def _level(margins_NC: Floats, low: float, high: float) -> float:
-    """The sharpness between `low` and `high` at which cross-entropy is least."""
+def _level(margins_NC: Floats, weights_N: Floats, goal: float, low: float, high: float) -> float:
+    """The sharpness between `low` and `high` at which the slope of cross-entropy is `goal`."""
     sharpness = 1.0
     for _ in range(200):
-        slope, curvature = _slope(margins_NC, sharpness)
-        newton = sharpness - slope / curvature if curvature > 0 else math.inf
+        slope, curvature = _slope(margins_NC, weights_N, sharpness)
+        newton = sharpness - (slope - goal) / curvature if curvature > 0 else math.inf
         if abs(newton - sharpness) <= 1e-9 * sharpness:
             return newton  # the error is the square of the step: nothing that a float64 shows
-        low, high = (sharpness, high) if slope < 0 else (low, sharpness)
+        low, high = (sharpness, high) if slope < goal else (low, sharpness)
         sharpness = newton if low < newton < high else math.sqrt(low * high)
     return sharpness
 
 
-def _slope(margins_NC: Floats, sharpness: float) -> tuple[float, float]:
+def _slope(margins_NC: Floats, weights_N: Floats, sharpness: float) -> tuple[float, float]:
     """First and second derivative of cross-entropy with respect to the sharpness, 1 / temperature."""
     shares = softmax(margins_NC * sharpness)
     means = (shares * margins_NC).sum(1)
     variances = (shares * (margins_NC - means[:, None]) ** 2).sum(1)
-    return float(means.mean()), float(variances.mean())
+    return float(np.average(means, weights=weights_N)), float(np.average(variances, weights=weights_N))
+
+
+def _weights(weights_N: ArrayLike | None, rows: int) -> Floats:
+    weights = np.ones(rows) if weights_N is None else np.asarray(weights_N, np.float64)
+    if weights.shape != (rows,) or not (weights >= 0).all() or not weights.sum() > 0:
+        raise UserError(f"weights have shape {weights.shape} for {rows} rows; must be one each, at least 0, not all 0")
+    return weights
 
 
 def _margins(logits_NC: ArrayLike, labels_N: ArrayLike) -> Floats:

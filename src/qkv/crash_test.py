@@ -52,6 +52,8 @@ def crash_test(command: Sequence[str], folder: Path, kills: int, seed: int) -> I
     _run_to_end([*command, "-o", str(whole)])
     steps = _reached(Run(whole))
     lines = Run(whole).metrics()
+    if not lines:
+        raise UserError("this recipe makes no optimiser step, so there is nothing to interrupt; set train.steps")
     pause = float(lines[-1]["seconds"]) / len(lines)  # between two reports
     for number in range(kills):
         share = int(stream(seed, "order", number).random_raw() >> 11) / 2**53

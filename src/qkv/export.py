@@ -15,18 +15,21 @@ from torch import Tensor
 from qkv import __version__
 from qkv.config.recipe import ModelConfig
 from qkv.data.prepare import TARGET
-from qkv.exchange.folder import WEIGHTS, ModelFiles, open_folder, write_folder
+from qkv.exchange.folder import MODULES, POOLING, WEIGHTS, ModelFiles, open_folder, write_folder
 from qkv.exchange.hf import read_model, write_model
 from qkv.exchange.special_tokens import carried
 from qkv.model.transformer import EncoderDecoder, Model
 from qkv.predict.predictor import open_model
+from qkv.run.folder import PICTURES
 from qkv.schema import UserError
+from qkv.training.model_card import markdown
 
 TOKENIZER_FILES = (
     "tokenizer.json", TARGET, "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
     "vocab.json", "merges.txt", "source.spm", "target.spm", "spiece.model", "tokenizer.model",
 )  # fmt: skip
-RUN_FILES = ("recipe.toml", "curves.png")  # that say how a model was made
+POOLING_FILES = (MODULES, f"{POOLING}config.json")  # of sentence-transformers
+RUN_FILES = ("recipe.toml", *PICTURES)  # that say how a model was made
 # What their outputs are called, in the order in which ours are put in a row.
 FIELDS = ("prediction_logits", "logits", "seq_relationship_logits", "last_hidden_state", "pooler_output")
 LENGTHS = (7, 13, 16)  # tokens of the texts that are compared
@@ -61,7 +64,7 @@ def export_hf(run: Path, target: Path, *, half: bool = False) -> Certificate:
     if half:
         tensors = {n: t if n in written.computed else t.half() for n, t in written.tensors.items()}
         written = replace(written, tensors=tensors)
-    names = (*TOKENIZER_FILES, *(RUN_FILES if trained else ()))
+    names = (*TOKENIZER_FILES, *POOLING_FILES, *(RUN_FILES if trained else ()))
     files = {name: content for name in names if (content := source.content(name)) is not None}
     before = (source.content("README.md") or b"").decode() if trained else ""
     certificates = []
@@ -135,7 +138,7 @@ def _card(title: str, config: ModelConfig, written: ModelFiles, certificate: Cer
     count = sum(tensor.numel() for tensor in written.tensors.values())
     lengths = ", ".join(str(length) for length in _lengths(config))
     alone = "" if certificate.independent else "\nThis compares qkv with itself only: transformers was not installed.\n"
-    return f"""# {title}
+    return f"""# {markdown(title)}
 
 {written.name}, {count:,} numbers in model.safetensors; {config.family}, {config.layers} layers, {config.width} wide.
 Written by qkv {__version__} on {datetime.date.today()}. sha256 of model.safetensors: `{digest}`

@@ -1,4 +1,6 @@
-"""Metrics of every task: by numpy in float64, BLEU and chrF by sacreBLEU.
+"""Metrics of every task: by scikit-learn and scipy where they have them, BLEU and chrF by sacreBLEU.
+
+These libraries are imported where they are first used, so that commands that measure nothing start at once.
 
 N rows · C classes
 """
@@ -6,6 +8,7 @@ N rows · C classes
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -13,15 +16,47 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from qkv.calibration import Bin, Floats, Ints, check_classes, check_probabilities, check_scores, ece, reliability
+from qkv.calibration import (
+    FEWEST_TO_JUDGE,
+    Bin,
+    Ints,
+    check_classes,
+    check_probabilities,
+    check_scores,
+    ece,
+    reliability,
+)
 from qkv.schema import UserError
 
 NORMAL_95 = 1.959963984540054  # 95% of a normal distribution lies within so many standard deviations
 
 
 @dataclass(frozen=True)
+class ClassMetrics:
+    """Metrics of one class. A precision, recall or F1 whose denominator is 0 is 0."""
+
+    label: str
+    rows: int  # with this label: the support
+    predicted: int
+    precision: float
+    recall: float
+    f1: float
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """`count` of the `rows` with label `true` are predicted as `predicted`."""
+
+    true: str
+    predicted: str
+    count: int
+    rows: int
+
+
+@dataclass(frozen=True)
 class ClassificationMetrics:
-    """Metrics of a classifier. `f1` is the macro average, `loss` in nats, `interval` the accuracy's 95% interval."""
+    """Metrics of a classifier. `f1` is the macro average, `loss` in nats, `interval` the accuracy's 95% interval,
+    `balanced_accuracy` the mean recall of the classes that occur, `majority` the most frequent label of these rows."""
 
     rows: int
     accuracy: float
@@ -33,10 +68,47 @@ class ClassificationMetrics:
     confusion: list[list[int]]  # a row for each true label, a column for each predicted one
     bins: list[Bin]
     raw_bins: list[Bin] = field(default_factory=list)  # before calibration, where that is known
+    classes: list[ClassMetrics] = field(default_factory=list)  # in the order of the labels
+    balanced_accuracy: float = 0.0
+    majority: str = ""
+    majority_share: float = 0.0  # the accuracy of always predicting it
+    most_confused: Mistake | None = None  # None where there is no mistake
 
     def to_json(self) -> dict[str, Any]:
         """Plain lists, names and numbers, all finite."""
         return {**asdict(self), "interval": list(self.interval), "labels": list(self.labels)}
+
+    @staticmethod
+    def from_json(table: Mapping[str, Any]) -> ClassificationMetrics:
+        """And back."""
+        worst = table["most_confused"]
+        return ClassificationMetrics(
+            **{
+                **table,
+                "interval": tuple(table["interval"]),
+                "labels": tuple(table["labels"]),
+                "bins": [Bin(**one) for one in table["bins"]],
+                "raw_bins": [Bin(**one) for one in table["raw_bins"]],
+                "classes": [ClassMetrics(**one) for one in table["classes"]],
+                "most_confused": None if worst is None else Mistake(**worst),
+            }
+        )
+
+    def warnings(self) -> list[str]:
+        """What makes its accuracy worth less than it looks, a sentence each."""
+        found = []
+        if self.accuracy <= self.majority_share and len(self.labels) > 1:
+            found.append(f"accuracy is no better than always predicting {self.majority!r}: {self.majority_share:.2f}")
+        never = [repr(one.label) for one in self.classes if one.rows and not one.predicted]
+        if never:
+            shown = f"{', '.join(never[:5])}{f' and {len(never) - 5} more' if len(never) > 5 else ''}"
+            found.append(f"{shown} {'is' if len(never) == 1 else 'are'} never predicted")
+        return found
+
+    @property
+    def shows_calibration(self) -> bool:
+        """Whether there are enough rows to judge calibration by."""
+        return self.rows >= FEWEST_TO_JUDGE
 
 
 @dataclass(frozen=True)
@@ -59,6 +131,22 @@ class ValidationMetric:
     name: str  # as in metrics.jsonl, without `validation_`
     title: str
     curve: bool = False  # it has a learning curve, beside that of the loss
+
+
+def per_hundred(share: float) -> str:
+    """A share as times in 100: 83. Never 0 or 100 where it is neither."""
+    for digits in range(5):
+        shown = f"{100 * share:.{digits}f}"
+        if float(shown) not in (0.0, 100.0) or share in (0.0, 1.0):
+            return shown
+    return shown
+
+
+def metrics_from_json(table: Mapping[str, Any]) -> TestMetrics:
+    """Metrics of all rows, as a run keeps them."""
+    if "confusion" in table:
+        return {"all": ClassificationMetrics.from_json(table)}
+    return {"all": Metrics(int(table["rows"]), dict(table["values"]))}
 
 
 TestMetrics = Mapping[str, ClassificationMetrics] | Mapping[str, Metrics]  # under "all", and by group if there are any
@@ -86,40 +174,52 @@ def accuracy(scores_NC: ArrayLike, labels_N: ArrayLike) -> float:
 
 def confusion(predicted_N: ArrayLike, labels_N: ArrayLike, classes: int) -> Ints:
     """Confusion matrix: rows are true classes, columns predicted ones."""
+    from sklearn.metrics import confusion_matrix
+
     predicted, labels = check_classes("predicted", predicted_N, classes), check_classes("labels", labels_N, classes)
     if len(predicted) != len(labels):
         raise UserError(f"{len(predicted)} predictions for {len(labels)} labels; there must be one each")
-    counts = np.bincount(labels * classes + predicted, minlength=classes * classes)
-    return counts.reshape(classes, classes).astype(np.int64)
+    return np.asarray(confusion_matrix(labels, predicted, labels=range(classes)), np.int64)
 
 
-def f1_scores(confusion_CC: ArrayLike) -> Floats:
-    """2 x hits / (true + predicted) of each class: the harmonic mean of precision and recall.
+def class_metrics(predicted_N: ArrayLike, labels_N: ArrayLike, names: Sequence[str]) -> list[ClassMetrics]:
+    """Precision, recall and F1 of each class."""
+    from sklearn.metrics import precision_recall_fscore_support
 
-    A class that neither occurs nor is predicted has 0, as with zero_division=0 of scikit-learn; so has one that
-    occurs and is never predicted, or is predicted and never occurs.
-    """
-    counts = np.asarray(confusion_CC, np.float64)
-    total = counts.sum(0) + counts.sum(1)
-    return np.asarray(2 * counts.diagonal() / np.where(total == 0, 1, total), np.float64)
+    counts = confusion(predicted_N, labels_N, len(names))
+    found = precision_recall_fscore_support(labels_N, predicted_N, labels=range(len(names)), zero_division=0.0)
+    columns = (counts.sum(1), counts.sum(0), *found[:3])
+    return [ClassMetrics(*row) for row in zip(names, *(column.tolist() for column in columns), strict=True)]
 
 
-def macro_f1(confusion_CC: ArrayLike) -> float:
-    """Mean of `f1_scores` over all classes: a rare one counts as much as a frequent one."""
-    return float(f1_scores(confusion_CC).mean())
+def most_confused(confusion_CC: ArrayLike, names: Sequence[str]) -> Mistake | None:
+    """The most frequent mistake; of equally frequent ones the first."""
+    counts = np.array(confusion_CC, np.int64)
+    rows = counts.sum(1)
+    np.fill_diagonal(counts, 0)
+    true, predicted = divmod(int(counts.argmax()), len(names))
+    count = int(counts[true, predicted])
+    return Mistake(names[true], names[predicted], count, int(rows[true])) if count else None
 
 
 def wilson(hits: int, rows: int) -> tuple[float, float]:
     """Where the true rate of hits lies with 95% confidence (Wilson, 1927); within 0 and 1 also for few rows."""
+    from scipy.stats import binomtest
+
     if not 0 <= hits <= rows:
         raise UserError(f"{hits} hits of {rows} rows; must be 0 to the number of rows")
     if rows == 0:
         return 0.0, 1.0
-    share, square = hits / rows, NORMAL_95**2
-    middle = share + square / (2 * rows)
-    reach = NORMAL_95 * math.sqrt(share * (1 - share) / rows + square / (4 * rows**2))
-    low, high = (middle - reach) / (1 + square / rows), (middle + reach) / (1 + square / rows)
-    return (0.0 if hits == 0 else low), (1.0 if hits == rows else high)  # exact, whatever the rounding
+    found = binomtest(hits, rows).proportion_ci(method="wilson")
+    return (0.0 if hits == 0 else float(found.low)), (1.0 if hits == rows else float(found.high))  # exact at the ends
+
+
+def paired_interval(first_N: ArrayLike, second_N: ArrayLike) -> tuple[float, float, float]:
+    """Mean difference second - first of two models on the same rows, and its 95% interval (paired, normal)."""
+    gaps = np.asarray(second_N, np.float64) - np.asarray(first_N, np.float64)
+    mean = float(gaps.mean())
+    reach = NORMAL_95 * float(gaps.std(ddof=1)) / math.sqrt(len(gaps)) if len(gaps) > 1 else math.inf
+    return mean, mean - reach, mean + reach
 
 
 def classification_metrics(
@@ -130,44 +230,53 @@ def classification_metrics(
     classes = probabilities.shape[1]
     if len(names) != classes:
         raise UserError(f"{len(names)} label names for {classes} columns of probabilities; there must be one each")
-    counts = confusion(probabilities.argmax(1), labels, classes)
+    predicted, names = probabilities.argmax(1), tuple(names)
+    each, counts = class_metrics(predicted, labels, names), confusion(predicted, labels, classes)
     hits, bins = int(counts.trace()), reliability(probabilities, labels)
     theirs = probabilities[np.arange(len(labels)), labels]
+    majority = max(each, key=lambda one: one.rows)  # the first of equals
     return ClassificationMetrics(
         rows=len(labels),
         accuracy=hits / len(labels),
-        f1=macro_f1(counts),
+        f1=float(np.mean([one.f1 for one in each])),
         loss=float(np.mean(-np.log(np.maximum(theirs, np.finfo(np.float64).tiny)))),  # an exact 0 costs 708 nats
         ece=ece(bins),
         interval=wilson(hits, len(labels)),
-        labels=tuple(names),
+        labels=names,
         confusion=counts.tolist(),
         bins=bins,
+        classes=each,
+        balanced_accuracy=float(np.mean([one.recall for one in each if one.rows])),
+        majority=majority.label,
+        majority_share=majority.rows / len(labels),
+        most_confused=most_confused(counts, names),
     )
+
+
+def fisher_interval(correlation: float, rows: int) -> tuple[float, float]:
+    """The 95% interval of a correlation (Fisher, 1921)."""
+    if rows < 4:
+        return -1.0, 1.0
+    middle = math.atanh(max(-0.999999, min(0.999999, correlation)))
+    reach = NORMAL_95 / math.sqrt(rows - 3)
+    return math.tanh(middle - reach), math.tanh(middle + reach)
+
+
+def number_metrics(predictions_N: ArrayLike, targets_N: ArrayLike) -> Metrics:
+    """Metrics of predicted numbers, and the error of always predicting the mean of these rows."""
+    found = regression_metrics(predictions_N, targets_N)[1]
+    return Metrics(len(np.asarray(targets_N)), {**found, "rmse_of_mean": float(np.std(np.asarray(targets_N)))})
 
 
 def regression_metrics(predictions_N: ArrayLike, targets_N: ArrayLike) -> tuple[float, dict[str, float]]:
     """Mean squared error; its root, Pearson's and Spearman's correlation (0 where all values of a side are equal)."""
+    from scipy.stats import pearsonr, spearmanr
+
     predictions, targets = (np.asarray(values, np.float64) for values in (predictions_N, targets_N))
     error = float(np.mean((predictions - targets) ** 2))
-    return error, {
-        "pearson": _correlation(predictions, targets),
-        "spearman": _correlation(_ranks(predictions), _ranks(targets)),
-        "rmse": math.sqrt(error),
-    }
-
-
-def _correlation(x: Floats, y: Floats) -> float:
-    if np.ptp(x) == 0 or np.ptp(y) == 0:
-        return 0.0
-    x, y = x - x.mean(), y - y.mean()
-    size = math.sqrt(float((x**2).sum() * (y**2).sum()))
-    return float((x * y).sum()) / size if size > 0 else 0.0
-
-
-def _ranks(values: Floats) -> Floats:
-    """1 for the smallest; equal values share the mean of their ranks."""
-    distinct, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    del distinct
-    last = np.cumsum(counts)
-    return np.asarray((last - (counts - 1) / 2)[place], np.float64)
+    constant = np.ptp(predictions) == 0 or np.ptp(targets) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # scipy warns where values are nearly equal
+        found = [0.0 if constant else float(measure(predictions, targets)[0]) for measure in (pearsonr, spearmanr)]
+    pearson, spearman = (value if math.isfinite(value) else 0.0 for value in found)
+    return error, {"pearson": pearson, "spearman": spearman, "rmse": math.sqrt(error)}

@@ -1,4 +1,4 @@
-"""Pictures by matplotlib: learning curves and reliability diagrams.
+"""Pictures by matplotlib: learning curves, reliability diagrams and confusion matrices.
 
 Colours are those of Okabe and Ito (2008), which the colour-blind tell apart; dashes and marks do so without any colour.
 The same numbers give the same SVG, byte for byte. Drawings for a terminal are in `terminal`.
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from qkv.calibration import Bin, ece
 from qkv.disk import replace_file
-from qkv.metrics import ValidationMetric
+from qkv.metrics import ClassificationMetrics, ValidationMetric
 from qkv.schema import UserError, listed
+from qkv.terminal import distinguishable, shortened
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +33,8 @@ COLOURS = (BLUE, RED, "#009E73", "#CC79A7", "#E69F00", SKY, BLACK)
 DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1, 1, 1)))  # with seven colours: 42 different runs
 MARKS = ("o", "s", "^", "D", "v", "P", "X")
 MOST_POINTS, MOST_MARKS = 1000, 12  # of one curve
-LONGEST_NAME, LONGEST_TITLE = 48, 90
+LONGEST_NAME, LONGEST_TITLE, LONGEST_LABEL = 48, 90, 24
+MOST_LABELS = 30  # of a confusion matrix that one can still read
 STYLE = {
     "font.family": "DejaVu Sans", "font.size": 11, "axes.titlesize": 12, "text.parse_math": False,
     "axes.grid": True, "grid.color": "#dddddd", "axes.axisbelow": True, "axes.spines.top": False,
@@ -131,6 +133,39 @@ def reliability(path: Path, bins_before: Sequence[Bin] | None, bins_after: Seque
         figure.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=2, frameon=False)
 
 
+def save_classification(curve: Path, matrix: Path, found: ClassificationMetrics, title: str) -> None:
+    """The reliability diagram and the confusion matrix of a classifier, as far as its rows and labels allow; a picture
+    that they do not allow, from an earlier test, is removed."""
+    if found.shows_calibration:
+        reliability(curve, found.raw_bins, found.bins, title)
+    else:
+        curve.unlink(missing_ok=True)
+    if len(found.labels) <= MOST_LABELS:
+        confusion(matrix, found.confusion, found.labels, title)
+    else:
+        matrix.unlink(missing_ok=True)
+
+
+def confusion(path: Path, counts: Sequence[Sequence[int]], labels: Sequence[str], title: str) -> None:
+    """Confusion matrix: rows are true labels, columns predicted ones. The darker a cell, the larger its share of the
+    row; the number of rows is written into it. One colour from light to dark, so that no colour need be told apart."""
+    size = 3.2 + 0.42 * len(labels)
+    names = distinguishable([_shown(label, 10**6) for label in labels], LONGEST_LABEL)
+    with _figure(path, title, size + 0.8, size) as figure:
+        axes = figure.subplots()
+        shares = [[count / max(1, sum(row)) for count in row] for row in counts]
+        axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
+        for y, row in enumerate(counts):
+            for x, count in enumerate(row):
+                colour = "white" if shares[y][x] > 0.5 else BLACK
+                axes.text(x, y, f"{count:,}" if count else "", ha="center", va="center", color=colour, fontsize=8)
+        axes.grid(visible=False)
+        axes.set_xticks(range(len(labels)), names, rotation=45, ha="right", rotation_mode="anchor")
+        axes.set_yticks(range(len(labels)), names)
+        axes.set_xlabel("predicted")
+        axes.set_ylabel("true")
+
+
 def _draw_run(left: Axes, right: Axes, run: Curves, number: int, faint: float) -> Line2D:
     """Draw one run on both panels; its line in the legend."""
     colour, dash, mark = (row[number % len(row)] for row in (COLOURS, DASHES, MARKS))
@@ -227,8 +262,7 @@ def _shown(text: str, longest: int) -> str:
 
     glyphs = get_font(findfont(FontProperties(family="DejaVu Sans")))
     line = "".join(sign if glyphs.get_char_index(ord(sign)) else "\ufffd" for sign in " ".join(text.split()))
-    half = (longest - 1) // 2
-    return line if len(line) <= longest else f"{line[:half]}…{line[-half:]}"
+    return shortened(line, longest)
 
 
 def check_picture(path: Path) -> None:

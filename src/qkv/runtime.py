@@ -39,6 +39,15 @@ def keep_freed_memory() -> bool:
     return all(taken)
 
 
+def release_freed_memory() -> bool:
+    """Let glibc hand freed blocks back to the kernel. Batches of different sizes leave holes between blocks: without
+    this a process that predicts grows with the texts it has seen, by some 10 MB for 1,000 sentences.
+
+    Returns False where there is no glibc, or nothing to hand back.
+    """
+    return platform.libc_ver()[0] == "glibc" and bool(ctypes.CDLL(None).malloc_trim(0))
+
+
 def usable_cores() -> int:
     """Cores this process may use; all of the machine where the system does not say."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -6,19 +6,23 @@ as scikit-learn users hold out rows before `fit`.
 
 from __future__ import annotations
 
-import json
 import os
 import tempfile
 import warnings
 from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import assert_all_finite, column_or_1d
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted
 
-from qkv import api, disk
+from qkv import api
+from qkv.autotrain.frames import write_rows
 from qkv.config import presets, recipes
 from qkv.config.recipe import Recipe
 from qkv.corpus.split import hash_position
@@ -28,27 +32,10 @@ from qkv.schema import UserError, override
 from qkv.tasks import TASKS
 from qkv.tokenizer.tokenizer import check_text
 
-if TYPE_CHECKING:
-    from sklearn.base import BaseEstimator, ClassifierMixin
-else:
-    try:
-        from sklearn.base import BaseEstimator, ClassifierMixin
-    except ImportError:
-
-        class ClassifierMixin:
-            """Stands where scikit-learn is missing, and says so."""
-
-            def __new__(cls, *args: Any, **options: Any) -> Any:
-                raise UserError(f"{cls.__name__} needs scikit-learn: pip install 'qkv[sklearn]'")
-
-        class BaseEstimator:
-            """Stands where scikit-learn is missing."""
-
-
 # For hundreds or a few thousand texts: as `reviews-quick`, but in small steps and many epochs.
 SMALL: dict[str, Any] = {
     "data": {"length": 256},
-    "tokenizer": {"vocab_size": 4000},
+    "tokenizer": {"kind": "wordpiece", "vocab_size": 4000, "lowercase": True},
     "model": {
         "context": 512,
         "width": 64,
@@ -128,8 +115,6 @@ class TransformerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
 
     def predict_proba(self, X: Iterable[Any]) -> NDArray[np.float64]:
         """The probability of each class, in the order of `classes_`, for each text."""
-        from sklearn.utils.validation import check_is_fitted
-
         check_is_fitted(self)
         texts, pairs = _texts(X), self.predictor_.input_options.pairs
         if texts and isinstance(texts[0], tuple) != pairs:
@@ -187,7 +172,7 @@ class TransformerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mis
         }
         places = {name: folder / "data" / f"{name}.jsonl" for name in files}
         for name, part in files.items():
-            _write(places[name], part, folder)
+            write_rows(places[name], [_row(text, number) for text, number in part], folder)
         data = {
             **recipe.data.model_dump(),
             **{name: str(place) for name, place in places.items()},
@@ -240,9 +225,6 @@ def _parts(text: Text) -> tuple[str, ...]:
 
 def _classes(y: Any, texts: int) -> tuple[NDArray[Any], list[int]]:
     """The different labels, sorted, and the number of each row's label among them."""
-    from sklearn.utils import assert_all_finite, column_or_1d
-    from sklearn.utils.multiclass import check_classification_targets
-
     if y is None:
         raise UserError("requires y to be passed, but the target y is None; give a label for each text")
     labels = column_or_1d(y, warn=True)
@@ -282,21 +264,8 @@ def _held_out(rows: list[tuple[Text, int]], share: float) -> list[bool]:
     return [place < bounds[number] for place, (_, number) in zip(places, rows, strict=True)]
 
 
-def _write(file: Path, rows: list[tuple[Text, int]], output: Path) -> None:
-    """Rows as JSON lines. Those of another fit are not overwritten: a run belongs to its data."""
-    names = ("text", "pair")
-    lines = [json.dumps({**dict(zip(names, _parts(text), strict=False)), "label": n}) + "\n" for text, n in rows]
-    content = "".join(lines).encode()
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        if not file.exists():
-            disk.replace_file(file, content)
-        elif file.read_bytes() != content:
-            raise UserError(
-                f"output: {output} was begun with other texts or labels; choose another folder, or delete it"
-            )
-    except OSError as error:
-        raise UserError(f"output: {file} cannot be written: {error.strerror}; choose another folder") from None
+def _row(text: Text, number: int) -> dict[str, Any]:
+    return {**dict(zip(("text", "pair"), _parts(text), strict=False)), "label": number}
 
 
 def _label_names(classes: NDArray[Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.table import Table
@@ -17,6 +18,32 @@ def bar(share: float, width: int = 20) -> str:
     """A bar of text, `share` (0 to 1) of `width` characters long, exact to an eighth of a character."""
     eighths = round(max(0.0, min(1.0, share)) * width * 8)
     return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def printable(text: str) -> str:
+    """Text from outside as a terminal may show it: control characters and the like are spelt out, lines are kept."""
+    plain = (
+        char if char in "\n\t" or char.isprintable() or (char.isspace() and ord(char) > 127) else ascii(char)[1:-1]
+        for char in text
+    )
+    return "".join(plain)
+
+
+def shortened(text: str, longest: int) -> str:
+    """A long text loses its middle: names differ at their ends."""
+    half = (longest - 1) // 2
+    return text if len(text) <= longest else f"{text[:half]}…{text[-half:]}"
+
+
+def distinguishable(names: Sequence[str], longest: int) -> list[str]:
+    """Names of at most this length, no two alike: those that would be begin with their number, from 1."""
+    short = [shortened(name, longest) for name in names]
+    found = Counter(short)
+    room = longest - len(str(len(names))) - 1
+    alike = [name if found[name] == 1 else f"{n} {shortened(name, room)}" for n, name in enumerate(short, 1)]
+    if len(set(alike)) == len(names):
+        return alike
+    return [f"{n} {shortened(name, room)}" for n, name in enumerate(short, 1)]
 
 
 def heat_map(
@@ -69,7 +96,9 @@ def _shade(share: float, marked: bool) -> str:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A curve in one line of text, of at most 24 points."""
+    """A curve in one line of text, of at most 24 points; empty without values."""
+    if not values:
+        return ""
     chosen = [values[round(i * (len(values) - 1) / 23)] for i in range(24)] if len(values) > 24 else list(values)
     low, high = min(chosen), max(chosen)
     return "".join("▁▂▃▄▅▆▇█"[round(7 * (value - low) / (high - low))] if high > low else "▄" for value in chosen)

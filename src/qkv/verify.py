@@ -7,7 +7,7 @@ from pathlib import Path
 
 from qkv import disk
 from qkv.config.recipe import Recipe
-from qkv.run.folder import RECIPE, Run
+from qkv.run.folder import COMPARISON, RECIPE, Run
 from qkv.schema import UserError
 from qkv.training.build import TrainingData, open_data
 from qkv.training.loop import Progress
@@ -68,7 +68,7 @@ def _rebuild(run: Run) -> list[str]:
     recipe, best = run.recipe, Progress(**checkpoint.progress).best_step
     if recipe is None or any(RECIPE in sentence for sentence in run.problems()):
         raise UserError(f"{run.path / RECIPE}: is damaged and cannot be rebuilt; train in another folder")
-    if best and best not in run.checkpoints.steps():
+    if best is not None and best not in run.checkpoints.steps():
         raise UserError(
             f"{run.path}: its model came from step {best}, whose checkpoint is lost; train in another folder"
         )
@@ -78,11 +78,18 @@ def _rebuild(run: Run) -> list[str]:
     files = tokenizer_files(data.prepared, recipe)
     if not any("tokenizer" in sentence for sentence in run.problems()):
         check_tokenizer(run, files)
-    run.begin(recipe, files, hashes)
-    if not best:
+    run.begin(recipe, {**files, **_kept_comparison(run)}, hashes)
+    if best is None:
         return [f"{run.path}: the root was rebuilt; its first model is written at the first validation"]
     restore_root(run, data, best)
     return [f"{run.path}: the model was rebuilt from step {best}; `qkv train` writes its card again"]
+
+
+def _kept_comparison(run: Run) -> dict[str, bytes]:
+    """The comparison with simpler models, if it is there and sound."""
+    file = run.path / COMPARISON
+    damaged = any(COMPARISON in sentence for sentence in run.problems())
+    return {COMPARISON: file.read_bytes()} if file.is_file() and not damaged else {}
 
 
 def _reopen(recipe: Recipe, run: Run) -> tuple[TrainingData, dict[str, str]]:

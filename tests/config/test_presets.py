@@ -167,7 +167,17 @@ def test_a_file_lays_its_keys_over_its_preset(tmp_path: Path) -> None:
 def test_a_file_without_a_preset_stands_alone(tmp_path: Path) -> None:
     assert recipes.resolve(written(tmp_path, "[model]\nlayers = 2\n")).model == ModelConfig(layers=2)
     assert recipes.resolve(written(tmp_path, '[model]\npreset = "none"\n')).model == ModelConfig()
-    assert recipes.resolve(written(tmp_path, "")).model == ModelConfig()
+
+
+@pytest.mark.parametrize(
+    ("task", "preset"),
+    [("classify", "small-encoder"), ("complete", "small-decoder"), ("translate", "small-translator")],
+)
+def test_a_file_that_says_nothing_about_its_model_has_a_small_preset(tmp_path: Path, task: str, preset: str) -> None:
+    """One that can be exported. With `init` the model comes from there."""
+    source = written(tmp_path, f'task = "{task}"\n')
+    assert recipes.resolve(source).model == presets.load(preset).replace(preset=preset)
+    assert recipes.resolve(source, ["init=bundled-gpt"]).model == ModelConfig()
 
 
 def test_a_file_needs_no_toml_ending(tmp_path: Path) -> None:

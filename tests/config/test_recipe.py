@@ -41,6 +41,7 @@ from qkv.model.build import POSITIONS
 from qkv.model.heads import POOLS
 from qkv.model.layers import ACTIVATIONS, NORMS
 from qkv.schema import LARGEST_FILE, Section, UserError, describe, key, nearest, override, read_toml
+from qkv.tokenizer.train import KINDS
 
 MODEL_KEYS = ", ".join(ModelConfig.model_fields)
 RECIPE_KEYS = "task, seed, init, data, tokenizer, model, train, decode, runtime"
@@ -528,10 +529,16 @@ def test_resolve_leaves_nothing_to_derive(recipe: Recipe) -> None:
     assert (full.decoder_layers > 0) == both
     assert (full.target_vocabulary > 0) == (both and (written.vocabulary > 0 or written.target_vocabulary > 0))
     assert full.reach > 0 or full.positions not in ("relative", "t5")
-    assert "auto" not in (full.final_norm, full.head, full.pool)
+    assert "auto" not in (full.final_norm, full.head, full.pool, full.pooler)
     derivable = ("target_vocabulary", "head_width", "kv_heads", "decoder_layers", "feedforward", "reach")
     for name in ModelConfig.model_fields:  # what was written stays as it was written
-        left_open = getattr(written, name) in (0, "auto") and name in (*derivable, "final_norm", "head", "pool")
+        left_open = getattr(written, name) in (0, "auto") and name in (
+            *derivable,
+            "final_norm",
+            "head",
+            "pool",
+            "pooler",
+        )
         assert left_open or getattr(full, name) == getattr(written, name), name
 
 
@@ -682,11 +689,12 @@ def test_the_names_of_parts_are_the_names_of_the_model(choice: Any, table: dict[
 
 def test_the_names_of_pools_and_poolers() -> None:
     assert set(get_args(config.Pool)) - {"auto"} == set(POOLS)
-    assert set(get_args(config.Pooler)) - {"none"} <= set(ACTIVATIONS)
+    assert set(get_args(config.Pooler)) - {"auto", "none"} <= set(ACTIVATIONS)
 
 
 def test_the_tables_of_families_know_every_name() -> None:
-    assert set(FAMILIES_OF_TASK) == set(get_args(config.TaskName))
+    assert set(FAMILIES_OF_TASK) == set(config.KIND_OF_TASK) == set(get_args(config.TaskName))
+    assert set(get_args(config.TokenizerKind)) - {"auto"} == set(KINDS)
     assert set(HEADS_OF_FAMILY) == set(get_args(config.Family))
     assert {head for heads in HEADS_OF_FAMILY.values() for head in heads} | {"auto"} == set(get_args(config.Head))
     assert {family for families in FAMILIES_OF_TASK.values() for family in families} == set(get_args(config.Family))

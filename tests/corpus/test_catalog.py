@@ -5,7 +5,6 @@ import gzip
 import hashlib
 import io
 import multiprocessing
-import os
 import re
 import tarfile
 import zipfile
@@ -20,8 +19,8 @@ from qkv.corpus.documents import KINDS, documents
 from qkv.corpus.download import Archive
 from qkv.corpus.files import Columns
 from qkv.schema import UserError
+from tests.support.real_data import REAL_DATA, unavailable
 
-REAL_DATA = os.environ.get("QKV_DATA") or str(Path(__file__).parents[3] / "shared" / "data")
 CSV = "text,label,source\nfine,1,a\n bad ,0,b\n"
 
 
@@ -470,7 +469,7 @@ def test_the_real_reviews_come_with_pip(home: Path, monkeypatch: pytest.MonkeyPa
 def must_be_here(entry: catalog.Entry) -> None:
     """Skip on a machine that has not got the data; on the one that must have it, fail."""
     if not catalog.present(entry):
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{entry.name} is yours to bring")
+        unavailable(f"{entry.name} is not below {REAL_DATA}; QKV_DATA sets the folder")
 
 
 @pytest.mark.real
@@ -478,7 +477,7 @@ def must_be_here(entry: catalog.Entry) -> None:
 def test_real_texts_fall_into_as_many_documents_as_listed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("QKV_DATA")
     monkeypatch.delenv("QKV_CACHE")
-    monkeypatch.setenv("QKV_DATA", REAL_DATA)
+    monkeypatch.setenv("QKV_DATA", str(REAL_DATA))
     entry = catalog.entries()[name]
     must_be_here(entry)
     assert sum(1 for _ in documents(catalog.get(name), entry.columns, entry.documents)) == entry.rows
@@ -491,7 +490,7 @@ TRANSLATIONS = [name for name, entry in catalog.entries().items() if entry.task 
 @pytest.mark.parametrize("name", TRANSLATIONS)
 def test_real_translations_have_as_many_pairs_as_listed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Made anew each time, for their hash is pinned; nothing is brought from the index."""
-    monkeypatch.setenv("QKV_DATA", REAL_DATA)
+    monkeypatch.setenv("QKV_DATA", str(REAL_DATA))
     entry = catalog.entries()[name]
     must_be_here(entry)
     pairs = list(files.rows(catalog.get(name), entry.columns))

@@ -10,7 +10,7 @@ import pyarrow as arrow
 import pytest
 from pyarrow import parquet
 
-from qkv.corpus import formats
+from qkv.corpus import records
 from qkv.corpus.documents import KINDS, documents
 from qkv.corpus.files import Columns, Row, find, rows
 from qkv.schema import UserError
@@ -184,7 +184,7 @@ def test_an_unknown_kind_is_refused_at_once() -> None:
 
 
 def test_a_document_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "LARGEST", 20)
+    monkeypatch.setattr(records, "LARGEST", 20)
     sentence = "one document of more characters than are read, accepted: up to 20; split it into smaller ones"
     fits = "123456789\n1234567890"  # 20 characters
     for kind in ("auto", "files"):

@@ -20,9 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from qkv.corpus import formats
+from qkv.corpus import records
 from qkv.corpus.files import Columns, Row, column_names, find, fingerprint, rows
 from qkv.schema import UserError
+from tests.support.real_data import real_data
 
 PLAIN = Columns(label=None)
 
@@ -114,7 +115,7 @@ def test_an_empty_file_is_refused_and_a_lone_header_has_no_rows(folder: Path) ->
 def test_a_field_has_a_bound_and_is_not_cut_before_it(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     long = "x" * 200_000  # Python's own bound is 131,072
     assert read(folder / "r.csv", f"text,label\n{long},1\n")[0].text == long
-    monkeypatch.setattr(formats, "LARGEST", 50)
+    monkeypatch.setattr(records, "LARGEST", 50)
     assert "r.csv, line 2: a field of over 16 MiB" in refused(folder / "r.csv", 'text,label\n"' + "xxxx\n" * 20)
     for name in ("r.csv", "r.tsv", "r.jsonl", "r.txt"):
         sentence = refused(folder / name, "text,label\n" + "y" * 51, PLAIN if name == "r.txt" else None)
@@ -140,9 +141,20 @@ def test_tsv_reads_back_with_tabs_in_the_last_column(
     tmp_path_factory: pytest.TempPathFactory, raw: list[tuple[str, str]]
 ) -> None:
     records = [(a.translate({9: "", 10: "", 13: ""}), b.replace("\n", "").rstrip("\r")) for a, b in raw]
+    records.append(("x", 'with a "stray" quote'))  # so that no quote of this file quotes
     content = "label\ttext\n" + "".join(f"{a}\t{b}\n" for a, b in records)
     found = read(_scratch(tmp_path_factory) / "r.tsv", content)
     assert [(row.label, row.text) for row in found] == [(a.strip() or None, b) for a, b in records]
+
+
+@given(st.lists(st.tuples(ODD, ODD, ODD), max_size=8))
+def test_tsv_as_a_spreadsheet_writes_it_reads_back(
+    tmp_path_factory: pytest.TempPathFactory, records: list[tuple[str, str, str]]
+) -> None:
+    out = io.StringIO(newline="")
+    csv.writer(out, delimiter="\t").writerows([("pair", "text", "label"), *records])
+    found = read(_scratch(tmp_path_factory) / "r.tsv", out.getvalue(), Columns("text", "pair", "label"))
+    assert [(row.pair, row.text, row.label) for row in found] == [(a, b, c.strip() or None) for a, b, c in records]
 
 
 def _scratch(factory: pytest.TempPathFactory) -> Path:
@@ -164,6 +176,59 @@ def test_tsv_knows_no_quotes_and_ends_lines_at_newlines_only(folder: Path) -> No
 
 def test_a_text_in_the_last_column_of_tsv_takes_its_tabs(folder: Path) -> None:
     assert pairs(read(folder / "r.tsv", "label\ttext\n1\ta\t\tb\t\n")) == [("a\t\tb\t", "1")]
+
+
+SPREADSHEET = 'id\ttext\tlabel\r\n1\t"two\nlines, a\ttab and ""quotes"""\t"a, b"\r\n2\tplain\t0\r\n'
+
+
+def test_tsv_is_quoted_where_every_quote_is_that_of_a_spreadsheet(folder: Path) -> None:
+    found = read(folder / "r.tsv", SPREADSHEET)
+    assert [(row.text, row.label, row.place) for row in found] == [
+        ('two\nlines, a\ttab and "quotes"', "a, b", "r.tsv, line 2"),
+        ("plain", "0", "r.tsv, line 4"),
+    ]
+    assert column_names([folder / "r.tsv"]) == ["id", "text", "label"]
+    (folder / "quoted.tsv").write_text('"my\ntext"\t"label"\n"a"\t1\n')
+    assert column_names([folder / "quoted.tsv"]) == ["my\ntext", "label"]
+    quoted = rows([folder / "quoted.tsv"], Columns("my\ntext"))
+    assert [(row.text, row.place) for row in quoted] == [("a", "quoted.tsv, line 3")]
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ('1\t0.8\t"Then the captain was gone.', '"Then the captain was gone.'),  # STS-B
+        ('1\t1.2\t"Fairies don\'t exist" - fine.', '"Fairies don\'t exist" - fine.'),
+        ('1\t1\tAmrozi called him "the witness".', 'Amrozi called him "the witness".'),  # MRPC
+        ('1\t1\ta fine film\tand "long"', 'a fine film\tand "long"'),  # IMDB, a tab in the last column
+        ('1\t1\t"a fine film"\tand more', '"a fine film"\tand more'),
+    ],
+)
+def test_one_quote_that_does_not_quote_makes_all_of_a_tsv_plain(folder: Path, line: str, text: str) -> None:
+    found = read(folder / "r.tsv", f'id\tlabel\ttext\n0\t1\t"fine"\n{line}\n2\t1\tlast\n')
+    assert [row.text for row in found] == ['"fine"', text, "last"]
+
+
+def test_a_quoted_tsv_with_one_bad_record_says_why_its_quotes_do_not_count(folder: Path) -> None:
+    assert refused(folder / "r.tsv", SPREADSHEET + '3\ta "stray" quote\t1\n') == (
+        "r.tsv, line 2: 2 fields, but the header names 3; is a line end inside a text? "
+        "Quotes are plain characters in this file, because the quotes of line 5 are not those of a quoted field"
+    )
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    "name", ["glue/RTE/train.tsv.gz", "glue/RTE/dev.tsv.gz", "imdb/dev.tsv.gz", "imdb/train.tsv.gz"]
+)
+def test_real_tsv_with_stray_quotes_is_read_as_it_stands(name: str) -> None:
+    file = real_data(name)
+    columns = Columns("text") if "imdb" in name else Columns("sentence1", "sentence2")
+    with gzip.open(file, "rt", encoding="utf-8", newline="\n") as lines:
+        names = next(lines).rstrip("\r\n").split("\t")
+        plain = [line.rstrip("\n").removesuffix("\r").split("\t", len(names) - 1) for line in lines]
+    found = list(rows([file], columns))
+    assert [row.text for row in found] == [record[names.index(columns.text)] for record in plain]
+    assert any('"' in row.text for row in found)
 
 
 def test_tsv_with_wrong_fields_or_no_tabs(folder: Path) -> None:
@@ -205,7 +270,7 @@ def test_folders_of_texts_are_labels(folder: Path, monkeypatch: pytest.MonkeyPat
         list(rows(find(str(folder / "train")), Columns()))
     with pytest.raises(UserError, match="plain text has no column"):
         list(rows(find(str(folder / "train" / "pos")), Columns()))
-    monkeypatch.setattr(formats, "LARGEST", 10)
+    monkeypatch.setattr(records, "LARGEST", 10)
     with pytest.raises(UserError, match=r"neg/1_2\.txt: one text of over 16 MiB"):
         list(rows(find(str(folder / "train" / "*" / "*.txt")), Columns()))
 
@@ -400,7 +465,7 @@ def test_find_takes_a_file_a_folder_and_a_glob(folder: Path, monkeypatch: pytest
         ("nowhere.csv", "nowhere.csv: no such file or folder"),
         ("*.tsv", r"\*.tsv: no file of a known format matches; accepted: .csv, .tsv"),
         ("empty", "empty: a folder without a file of a known format; accepted: .csv"),
-        ("r.xlsx", "r.xlsx: not a known kind of file; accepted: .csv, .tsv, .jsonl"),
+        ("r.xls", "r.xls: not a known kind of file; accepted: .csv, .tsv, .jsonl"),
         ("r.gz", "r.gz: not a known kind of file"),
         ("", "'': no file has such a name"),
         ("a\0b", "no file has such a name"),
@@ -412,7 +477,7 @@ def test_find_says_what_it_did_not_find(
 ) -> None:
     monkeypatch.chdir(folder)
     (folder / "empty").mkdir()
-    (folder / "r.xlsx").touch()
+    (folder / "r.xls").touch()
     (folder / "r.gz").touch()
     with pytest.raises(UserError, match=sentence):
         find(source)

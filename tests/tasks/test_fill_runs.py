@@ -279,6 +279,11 @@ ONE = "The sailor sails the boat. The sailor is old. It rains."
             ["model.pool=mean"],
             "model.pool = 'mean': next-sentence prediction reads one token; accepted: auto, first, last",
         ),
+        (
+            b"A. B.\n\nC. D.",
+            ["train.token_match=true", "train.next_sentence=false"],
+            "train.token_match = true: needs pairs; set train.next_sentence=true",
+        ),
     ],
 )
 def test_a_mistake_is_a_sentence_and_leaves_nothing_behind(
@@ -315,7 +320,9 @@ def test_odd_documents_can_be_trained_on(tmp_path: Path, texts: list[str], setti
 
 
 def prepared(folder: Path, corpus: str, **data: Any) -> Prepared:
-    recipe = Recipe.read({"task": "fill", "data": {"corpus": corpus, **data}, "tokenizer": {"vocab_size": 200}})
+    recipe = Recipe.read(
+        {"task": "fill", "data": {"corpus": corpus, **data}, "tokenizer": {"kind": "wordpiece", "vocab_size": 200}}
+    )
     return prepare(open_corpus(recipe.data, TASKS["fill"].format(recipe)), recipe.tokenizer, folder / "cache")
 
 

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from qkv.data.store import Store
 from qkv.data.truncation import Examples
-from qkv.tasks.passages import LEAST, Negatives, common_lengths, passages_of
+from qkv.tasks.passages import LEAST, Negatives, Overlap, common_lengths, passages_of
+from qkv.tasks.task import EVALUATION
 
 Ints = NDArray[np.int64]
 Sentence = list[int]
@@ -282,3 +283,44 @@ def test_epochs_and_seeds_draw_others_and_the_same_key_draws_the_same() -> None:
     assert [again.second(n, 0) for n in numbers] == first
     assert sum(x[1] != y[1] for x, y in zip(first, second, strict=True)) > len(numbers) / 4
     assert foreign.examples.a_N2.tolist() != one.examples.a_N2.tolist()  # split elsewhere
+
+
+# --- overlap
+
+
+def test_a_moved_first_text_ends_with_the_next_sentence_and_keeps_its_length() -> None:
+    store = of_lengths([[5, 4, 6, 3] for _ in range(40)])
+    examples = passages_of(store, 20, pairs=True, seed=7)
+    overlap = Overlap(examples, 0.5, 7)
+    for number in np.flatnonzero(second_lengths(examples)).tolist():
+        (begin, end), (next_begin, next_end) = examples.a_N2[number], examples.b_N2[number]
+        for epoch in range(4):
+            shift = overlap.shift(number, epoch)
+            assert shift in (0, next_end - next_begin)
+            if shift:
+                assert end + shift == next_end
+                assert begin + shift >= begin
+
+
+def test_the_share_of_moved_texts_is_the_one_asked_for_and_independent_of_the_negatives() -> None:
+    store = random_store(300, 8, 12)
+    negatives = negatives_of(store, 30)
+    overlap = Overlap(negatives.examples, 0.3, 7)
+    answers = [
+        (overlap.shift(number, epoch) > 0, is_negative)
+        for epoch in range(3)
+        for number in np.flatnonzero(second_lengths(negatives.examples)).tolist()
+        for _, is_negative in [negatives.second(number, epoch)]
+        if is_negative is not None
+    ]
+    moved = [is_negative for is_moved, is_negative in answers if is_moved]
+    assert within(len(moved), len(answers), 0.3)
+    assert within(sum(moved), len(moved), 0.5)
+
+
+def test_an_evaluation_moves_nothing_and_neither_does_a_share_of_none() -> None:
+    examples = passages_of(random_store(50, 8, 12), 30, pairs=True, seed=7)
+    numbers = range(len(examples.rows_N))
+    assert not any(Overlap(examples, 0.9, 7).shift(number, EVALUATION) for number in numbers)
+    assert not any(Overlap(examples, 0.0, 7).shift(number, 0) for number in numbers)
+    assert any(Overlap(examples, 0.9, 7).shift(number, 0) for number in numbers)

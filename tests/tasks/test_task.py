@@ -76,7 +76,7 @@ def test_the_model_of_a_task_fits_it(name: recipes.TaskName) -> None:
 def recipe_of(name: str, family: str, corpus: str = "none.txt", **data: Any) -> Recipe:
     return Recipe.read({
         "task": name, "data": {"corpus": corpus, "length": 16, **data}, "model": {**MODEL, "family": family},
-        "tokenizer": {"vocab_size": 60}, "train": TRAIN,
+        "tokenizer": {"kind": "wordpiece", "vocab_size": 60}, "train": TRAIN,
     })  # fmt: skip
 
 

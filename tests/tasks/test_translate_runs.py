@@ -15,6 +15,7 @@ import transformers
 import qkv
 from qkv.export import export_hf
 from qkv.predict.beam_trace import trace_beams
+from qkv.training.model_card import markdown
 from tests.support.cli import check_ended, check_kill_and_resume, run_json, run_qkv, train, trained, write_aligned
 from tests.support.fork_server import Ended
 
@@ -30,6 +31,7 @@ validation = "val.a -> val.b"
 test = "test.a -> test.b"
 length = 16
 [tokenizer]
+kind = "wordpiece"
 vocab_size = 120
 [model]
 family = "encoder-decoder"
@@ -57,7 +59,7 @@ beam = 3
 threads = 1
 """
 ENGLISH = ("red", "blue", "small", "big", "dog", "cat", "house", "tree")
-OTHER = dict(zip(ENGLISH, ("rot", "blau", "klein", "gross", "hund", "katze", "haus", "baum"), strict=True))
+OTHER = dict(zip(ENGLISH, ("rot", "blau", "klein", "groß", "hund", "katze", "haus", "bäume"), strict=True))
 
 
 def pairs(count: int, seed: int) -> list[tuple[str, str]]:
@@ -98,13 +100,14 @@ def test_it_learns_to_translate_pairs_it_never_saw(run: Path, training: Ended) -
     assert re.fullmatch(r"nrefs:1\|case:mixed\|eff:no\|tok:13a\|smooth:exp\|version:\S+", found["bleu_signature"])
     card = (run / "README.md").read_text()
     assert "A translation model, trained with qkv" in card
-    assert found["bleu_signature"] in card
+    assert markdown(found["bleu_signature"]) in card
+    assert "BLEU" in card.split("\n\n")[1]
 
 
 def test_one_line_for_each_line_also_for_empty_ones(run: Path) -> None:
     (run.parent / "sources.txt").write_text("red dog\n\nbig blue house\n")
     ended = run_qkv(run.parent, "predict", "run", "--file", "sources.txt")
-    assert ended.out.splitlines() == ["hund rot", "", "haus gross blau"]
+    assert ended.out.splitlines() == ["hund rot", "", "haus groß blau"]
 
 
 def test_several_outputs_best_first(run: Path) -> None:
@@ -144,7 +147,7 @@ def test_transformers_translates_in_the_same_way(run: Path) -> None:
     with torch.no_grad():
         made = theirs.generate(**given, max_new_tokens=12, num_beams=1, do_sample=False)
     ours = [one.output for one in qkv.load(run).predict(texts, beam=1, max_tokens=12)]
-    assert tokenizer.batch_decode(made, skip_special_tokens=True) == ours == ["hund rot", "haus gross blau"]
+    assert tokenizer.batch_decode(made, skip_special_tokens=True) == ours == ["hund rot", "haus groß blau"]
 
 
 def test_an_export_translates_as_the_run_does(run: Path, tmp_path: Path) -> None:

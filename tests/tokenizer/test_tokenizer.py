@@ -25,7 +25,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from qkv.config.recipe import ModelConfig, Truncation
+from qkv.config.recipe import ModelConfig, Recipe, Truncation
 from qkv.model import build_model
 from qkv.predict.prediction import InputOptions
 from qkv.predict.predictor import Predictor
@@ -33,6 +33,7 @@ from qkv.schema import UserError
 from qkv.tokenizer import tokenizer as room
 from qkv.tokenizer.tokenizer import Template, Tokenizer, longest_first
 from qkv.tokenizer.train import KINDS, SPECIALS, train_tokenizer
+from qkv.training.build import open_data
 
 TEXTS = [
     "The film was unbelievably good, and the film's music was better.",
@@ -674,3 +675,34 @@ def test_bert_has_this_very_normaliser() -> None:
     assert isinstance(inner.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
     assert isinstance(inner.model, models.WordPiece)
     assert (inner.model.max_input_chars_per_word, inner.model.continuing_subword_prefix) == (100, "##")
+
+
+# --------------------------------------------------------------------------------------------- what a recipe gets
+
+
+@pytest.mark.parametrize("task", ["complete", "translate"])
+def test_by_default_what_is_generated_comes_back_exactly(tmp_path: Path, task: str) -> None:
+    """Case, accents, blanks and any script, also such as no training text has."""
+    lines = ["Ein schöner Tag.", "Das war schon  alles,\tund Ärger.", *(f"Zeile {number}: été" for number in range(40))]
+    file = tmp_path / ("rows.jsonl" if task == "translate" else "book.txt")
+    rows = [json.dumps({"text": line, "target": line}) if task == "translate" else line for line in lines]
+    file.write_text("\n".join(rows), encoding="utf-8")
+    table = {"task": task, "data": {"corpus": str(file)}, "tokenizer": {"vocab_size": 300}}
+    data = open_data(Recipe.read(table), cache=tmp_path / "cache")
+    assert data.recipe.tokenizer.kind == "bpe"
+    made = data.prepared.tokenizer
+    for text in (*ODD, "schön und schon", "Привет, мир!", "  zwei  Blanks\n", "👩‍🚀 é é", "\u200b\ufeff"):
+        (ids,) = made.ids([text])
+        assert made.decode(ids) == text
+        assert made.unknown not in ids
+
+
+def test_a_classifier_keeps_case_and_accents_by_default(tmp_path: Path) -> None:
+    rows = "".join(
+        f"Das ist schön {number},{number % 2}\nDas ist schon {number},{number % 2}\n" for number in range(40)
+    )
+    (tmp_path / "rows.csv").write_text(f"text,label\n{rows}")
+    data = open_data(Recipe.read({"data": {"corpus": str(tmp_path / "rows.csv")}}), cache=tmp_path / "cache")
+    assert data.recipe.tokenizer.kind == "wordpiece"
+    first, second, third = data.prepared.tokenizer.ids(["schön", "schon", "Schon"])
+    assert first != second != third

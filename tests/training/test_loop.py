@@ -280,15 +280,41 @@ def test_logits_of_a_long_row_are_the_mean_over_its_windows() -> None:
     labels = np.array([1, 0, 1, 0])
     assert found.metrics["raw_loss"] == pytest.approx(calibration.cross_entropy(logits, labels), abs=1e-12)
     assert found.metrics["accuracy"] == metrics.accuracy(logits, labels)
-    assert found.temperature == pytest.approx(calibration.fit_temperature(logits, labels), rel=1e-6)
-    assert found.loss == pytest.approx(calibration.cross_entropy(logits, labels, found.temperature), abs=1e-9)
+    assert found.by_row["accuracy"].tolist() == (logits.argmax(1) == labels).tolist()
+    assert found.by_row["log loss"] == pytest.approx(calibration.cross_entropies(logits, labels), abs=1e-9)
+    assert found.temperature == 1.0, "four rows are too few to fit one"
+    assert found.loss == found.metrics["raw_loss"]
 
 
-def test_weights_and_token_dropout_are_for_training_only() -> None:
+def test_a_temperature_is_fitted_from_fifty_rows_on() -> None:
+    temperatures = []
+    for count in (calibration.FEWEST_TO_CALIBRATE - 1, calibration.FEWEST_TO_CALIBRATE):
+        held = labelled(words(count, seed=2))
+        found = validate(state_of(recipe(), labelled(words(5, seed=1)), held))
+        assert found is not None
+        temperatures.append(found.temperature)
+        assert len(found.by_row["log loss"]) == count
+    assert temperatures[0] == 1.0 != temperatures[1]
+
+
+def test_token_dropout_is_for_training_only() -> None:
     rows, held = labelled(words(20, seed=1)), labelled(words(20, seed=2))
-    choices = recipe({"balance": "weights"}, token_dropout=0.5)
-    plain, odd = state_of(recipe(), rows, held), state_of(choices, rows, held)
+    plain, odd = state_of(recipe(), rows, held), state_of(recipe(token_dropout=0.5), rows, held)
     assert validate(plain) == validate(odd)
+
+
+def test_validation_weighs_classes_as_training_does() -> None:
+    """Of the training rows three have label 0 and one label 1: a 1 counts three times as much, in the loss and in the
+    fit of the temperature, whatever the validation rows are."""
+    rows = [("bc", 0), ("bcdef", 0), ("cde", 0), ("abcd", 1)]
+    held = labelled(words(60, seed=2))
+    state = state_of(recipe({"balance": "weights"}), rows, held)
+    found, dataset = validate(state), texts(state.validation)
+    assert found is not None
+    assert sorted(set(dataset.weights_R.tolist())) == pytest.approx([4 / 6, 4 / 2])
+    losses, weights_R = found.by_row["log loss"], np.where(dataset.labels_R == 1, 3.0, 1.0)
+    assert found.loss == pytest.approx(float((losses * weights_R).sum() / weights_R.sum()), abs=1e-7)
+    assert found.loss != pytest.approx(float(losses.mean()), abs=1e-4)
 
 
 def validated(keep: str, losses: list[float | None]) -> tuple[list[tuple[bool, bool]], list[int], TrainState]:
@@ -337,6 +363,7 @@ def test_patience_ends_a_training_that_gets_worse() -> None:
     progress = state.progress
     assert progress.finished
     assert progress.waited == 2
+    assert progress.best_step is not None
     assert progress.step == progress.best_step + 10 < 60
     assert [report.save for report in reports][-1]
     assert [report.step for report in reports if report.is_best][-1] == progress.best_step
@@ -348,6 +375,7 @@ def test_patience_ends_a_training_that_gets_worse() -> None:
 def test_without_patience_it_goes_on_and_keep_decides() -> None:
     best, reports = misled()
     assert best.progress.step == 60
+    assert best.progress.best_step is not None
     assert best.progress.best_step < 60
     assert not reports[-1].keep
     last, reports = misled(keep="last")

@@ -33,7 +33,7 @@ def test_inverse_sqrt_by_hand() -> None:
 
 
 def test_constant_by_hand() -> None:
-    assert rates(5, schedule="constant", warmup=3) == pytest.approx([1 / 3, 2 / 3, 1, 1, 1], abs=1e-15)
+    assert rates(6, schedule="constant", warmup=3) == pytest.approx([1 / 3, 2 / 3, 1, 1, 1, 1], abs=1e-15)
 
 
 def test_inverse_sqrt_is_the_papers_formula() -> None:
@@ -48,8 +48,9 @@ def test_inverse_sqrt_is_the_papers_formula() -> None:
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_edges_of_the_warm_up(schedule: str) -> None:
     assert rates(1, schedule=schedule, warmup=1) == [1.0]
-    assert rates(4, schedule=schedule, warmup=4) == [0.25, 0.5, 0.75, 1.0]  # nothing is left to fall
-    assert rates(3, schedule=schedule, warmup=6) == pytest.approx([1 / 6, 2 / 6, 3 / 6])  # cut short
+    assert rates(8, schedule=schedule, warmup=100) == rates(8, schedule=schedule, warmup=4)  # half of the steps
+    assert rates(8, schedule=schedule, warmup=4)[:4] == [0.25, 0.5, 0.75, 1.0]
+    assert rates(15, schedule=schedule, warmup=100)[6] == 1.0  # the peak is reached however short the training is
     assert max(rates(50, schedule=schedule, warmup=10)) == rates(50, schedule=schedule, warmup=10)[9] == 1.0
     without = rates(5, schedule=schedule, warmup=0)
     assert 0 < without[-1] <= without[0] <= 1

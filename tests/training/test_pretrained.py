@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 import random
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,7 +21,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import qkv
-from qkv import bundled
+from qkv.bundled import folder as bundled_folder
+from qkv.config.presets import expand
 from qkv.config.recipe import Recipe
 from qkv.run.folder import Run
 from qkv.schema import UserError
@@ -27,6 +30,8 @@ from qkv.tasks.fill import MaskedDataset
 from qkv.tasks.texts import TextDataset
 from qkv.training import trainer as trainer_module
 from qkv.training.loop import batches_of, validate
+from qkv.training.model_card import markdown
+from qkv.training.model_files import trained_files
 from qkv.training.trainer import Trainer, open_trainer
 from qkv.verify import repair
 from tests.support.fork_server import fork_server
@@ -93,7 +98,7 @@ def begin(recipe: Recipe, path: Path) -> Trainer:
         return trainer
 
 
-def state(run: Path) -> dict[str, torch.Tensor]:
+def state(run: Path | str) -> dict[str, torch.Tensor]:
     return qkv.load(run).model.state_dict()
 
 
@@ -147,16 +152,29 @@ def test_the_next_sentence_head_is_no_head_for_two_labels(place: Path, tmp_path:
     assert trainer.notes[0] == "newly initialised: text.output.weight, text.output.bias"
 
 
-def test_the_output_layer_is_new_even_for_the_same_labels(place: Path, tmp_path: Path) -> None:
-    """A temperature is folded into it, and the labels may mean something else."""
+def test_the_output_layer_of_the_same_labels_is_taken_in_their_order(place: Path, tmp_path: Path) -> None:
+    """It predicts what it did: the temperature that is folded into it stays, and rows move with their labels."""
+    first = tuning(place, train={"steps": 20, "temperature": 1.5}, data={"validation": "none"})
+    learnt = qkv.train(first, tmp_path / "first")
+    assert Run(tmp_path / "first").temperature() == 1.5
+    names = {"label_names": "neither=neither, good=good, bad=bad"}  # the order of the names is that of the labels
+    trainer = begin(tuning(place, init=str(tmp_path / "first"), data=names), tmp_path / "run")
+    assert trainer.notes[0] == f"output layer taken from {tmp_path / 'first'}"
+    assert trainer.data.prepared.labels == ("neither", "good", "bad") == learnt.labels[::-1]
+    before, now = learnt.model.state_dict(), trainer.state.model.state_dict()
+    assert torch.equal(now["text.output.weight"], before["text.output.weight"].flip(0))
+    assert torch.equal(now["text.output.bias"], before["text.output.bias"].flip(0))
+    assert all(torch.equal(now[name], before[name]) for name in now if not name.startswith("text.output."))
+
+
+def test_the_output_layer_is_new_for_other_labels_and_behind_another_pooler(place: Path, tmp_path: Path) -> None:
     qkv.train(tuning(place), tmp_path / "first")
-    trainer, learnt = begin(tuning(place, init=str(tmp_path / "first")), tmp_path / "run"), state(tmp_path / "first")
-    own = trainer.state.model.state_dict()
-    assert {name for name in own if not torch.equal(own[name], learnt[name])} == {
-        "text.output.weight",
-        "text.output.bias",
-    }
-    assert trainer.notes[0] == "newly initialised: text.output.weight, text.output.bias"
+    init = str(tmp_path / "first")
+    renamed = tuning(place, init=init, data={"label_names": "bad=poor"})
+    for number, recipe in enumerate((renamed, tuning(place, init=init, model={"pooler": "relu"}))):
+        notes = begin(recipe, tmp_path / f"run{number}").notes
+        assert not any(note.startswith("output layer") for note in notes)
+        assert "text.output.weight, text.output.bias" in notes[0]
 
 
 def test_a_hugging_face_folder_is_fine_tuned(place: Path, tmp_path: Path) -> None:
@@ -202,13 +220,137 @@ def test_pairs_with_and_without_segments(place: Path, tmp_path: Path) -> None:
     assert qkv.train(documents, tmp_path / "fill").predict([("the film", "was good")])[0].label in ("next", "not next")
 
 
+# --- decoders and encoder-decoders: the family comes from `init`
+
+
+def test_a_decoder_is_fine_tuned_for_each_of_its_tasks(place: Path, tmp_path: Path) -> None:
+    init, tables = "bundled-gpt", {"classify": {}, "regress": {"label": "number"}, "complete": {}}
+    write_table(tmp_path / "numbers.csv", [["text", "number"], *[[text, len(text)] for text in texts(60, 5)]])
+    files = {"classify": place / "rows.csv", "regress": tmp_path / "numbers.csv", "complete": place / "docs.txt"}
+    learnt = state(init)
+    for task, data in tables.items():
+        table = {"task": task, "init": init, "data": {"corpus": str(files[task]), "length": 24, **data}, "train": TRAIN}
+        trainer = begin(Recipe.read({**table, "runtime": {"threads": 1}}), tmp_path / task)
+        own = trainer.state.model.state_dict()
+        assert trainer.recipe.model.family == "decoder"
+        assert all(torch.equal(own[name], learnt[name]) for name in own if name != "text.output.weight")
+        assert ("text.output.weight" in own) == (task != "complete")
+        assert not any("export" in note for note in trainer.notes)
+
+
+def test_a_translator_is_fine_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights and tokenizer are taken to the bit, and it can resume."""
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path / "cache"))
+    numbers = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "many", "no"]
+    pairs = [[f"I have {n} {thing}.", f"J'ai {n} {thing}."] for n in numbers for thing in ("dogs", "cats", "books")]
+    write_table(tmp_path / "pairs.csv", [["text", "target"], *pairs])
+    table = {
+        "task": "translate",
+        "init": "bundled-en-fr",
+        "data": {"corpus": str(tmp_path / "pairs.csv"), "length": 32},
+    }
+    recipe = Recipe.read({**table, "train": {**TRAIN, "steps": 4, "save_every": 2}, "runtime": {"threads": 1}})
+    trainer, learnt = begin(recipe, tmp_path / "begun"), state("bundled-en-fr")
+    own = trainer.state.model.state_dict()
+    assert own.keys() == learnt.keys()
+    assert all(torch.equal(own[name], learnt[name]) for name in own)
+    stop_after(2, recipe, tmp_path / "run")
+    tuned = qkv.train(recipe, tmp_path / "run")
+    assert tuned.generates
+    assert Run(tmp_path / "run").architecture() == "MarianMTModel"
+    bundled = bundled_folder("bundled-en-fr") / "tokenizer.json"
+    assert json.loads((tmp_path / "run" / "tokenizer.json").read_text()) == json.loads(bundled.read_text())
+
+
+def test_both_tokenizers_of_a_translator_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path / "cache"))
+    for name, word in (("first", "acht"), ("second", "neun")):
+        pairs = [[f"{a} {b} {name}", f"{b.upper()} {a.upper()} {word}"] for a in WORDS[:6] for b in WORDS[:6]]
+        write_table(tmp_path / f"{name}.csv", [["text", "target"], *pairs])
+    parts = {"family": "encoder-decoder", "width": 16, "heads": 2, "layers": 1, "feedforward": 32, "tied": "output"}
+    table: dict[str, Any] = {"task": "translate", "data": {"corpus": str(tmp_path / "first.csv"), "length": 24}}
+    table |= {"model": parts, "train": {**TRAIN, "save_every": 1}, "runtime": {"threads": 1}}
+    tokenizer = {"kind": "wordpiece", "vocab_size": 80, "shared": False}
+    qkv.train(Recipe.read({**table, "tokenizer": tokenizer}), tmp_path / "run")
+    del table["model"]
+    data = {"corpus": str(tmp_path / "second.csv"), "length": 24}
+    recipe = Recipe.read({**table, "init": str(tmp_path / "run"), "data": data})
+    stop_after(1, recipe, tmp_path / "on")
+    qkv.train(recipe, tmp_path / "on")  # resumes, with the tokenizers in its own folder
+    for name in ("tokenizer.json", "target_tokenizer.json"):
+        assert (tmp_path / "on" / name).read_bytes() == (tmp_path / "run" / name).read_bytes()
+    target = json.loads((tmp_path / "on" / "target_tokenizer.json").read_text())
+    assert target != json.loads((tmp_path / "on" / "tokenizer.json").read_text())
+    more_tokens(tmp_path / "run", "target_tokenizer.json")
+    for name in ("MANIFEST.json", "recipe.toml"):
+        (tmp_path / "run" / name).unlink()
+    with pytest.raises(UserError, match=r"target_tokenizer.json has \d+ tokens, the embedding table \d+ rows"):
+        qkv.train(recipe, tmp_path / "refused")
+
+
+def test_the_same_recipe_goes_on_from_its_own_run(place: Path, tmp_path: Path) -> None:
+    """Also where its model is a preset: the sizes of the vocabulary are those of the run, not of the preset."""
+    table = {"data": {"corpus": str(place / "rows.csv"), "length": 24}, "train": TRAIN, "runtime": {"threads": 1}}
+    model = {"preset": "small-encoder", "width": 16, "heads": 2, "layers": 1}
+    qkv.train(expand({**table, "model": model}), tmp_path / "run")
+    trainer = begin(expand({**table, "model": model, "init": str(tmp_path / "run")}), tmp_path / "on")
+    assert trainer.notes[0] == f"output layer taken from {tmp_path / 'run'}"
+
+
+# --- what a user should know before training
+
+
+def test_a_script_that_the_tokenizer_does_not_know_is_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QKV_CACHE", str(tmp_path / "cache"))
+    known, other = "a film that I liked", "этот фильм мне понравился"
+    for name, text in (("russian", other), ("english", known)):
+        rows = [[f"{text} {number}", "good" if number % 2 else "bad"] for number in range(60)]
+        write_table(tmp_path / f"{name}.csv", [["text", "label"], *rows])
+    notes = {
+        name: begin(tuning(tmp_path, f"{name}.csv").replace(init="bundled-encoder"), tmp_path / name).notes
+        for name in ("russian", "english")
+    }
+    told = [note for note in notes["russian"] if "unknown to the tokenizer" in note]
+    assert len(told) == 1
+    share = int(told[0].partition("%")[0])
+    assert 30 < share < 100
+    assert told[0] == (
+        f"{share}% of the tokens are unknown to the tokenizer of bundled-encoder (such as 'этот'); train from scratch "
+        "(remove init) or use another model"
+    )
+    assert not any("unknown to the tokenizer" in note for note in notes["english"])
+
+
+@pytest.mark.parametrize("task", ["classify", "regress", "fill"])
+@pytest.mark.parametrize("positions", ["rotary", "learned"])
+def test_an_encoder_from_scratch_can_be_exported(place: Path, tmp_path: Path, task: str, positions: str) -> None:
+    """Nobody has to know what a pooler is."""
+    write_table(tmp_path / "numbers.csv", [["text", "label"], *[[text, len(text)] for text in texts(60, 5)]])
+    corpus = {"classify": place / "rows.csv", "regress": tmp_path / "numbers.csv", "fill": place / "docs.txt"}[task]
+    parts = {"width": 16, "heads": 2, "layers": 1, "positions": positions, "embedding_norm": True, "output_bias": True}
+    table: dict[str, Any] = {
+        "task": task,
+        "data": {"corpus": str(corpus), "length": 24},
+        "tokenizer": {"vocab_size": 90},
+    }
+    trainer = begin(Recipe.read({**table, "model": parts, "train": TRAIN, "runtime": {"threads": 1}}), tmp_path / "run")
+    assert trainer.recipe.model.pooler == ("gelu" if positions == "rotary" and task != "fill" else "tanh")
+    assert not any("export" in note for note in trainer.notes)
+    model = {**parts, "norm_place": "pre"}
+    trainer = begin(Recipe.read({**table, "model": model, "train": TRAIN, "runtime": {"threads": 1}}), tmp_path / "no")
+    assert trainer.recipe.model.pooler == "none"
+    [note] = [note for note in trainer.notes if "export" in note]
+    assert note.startswith("export to Hugging Face will not be possible: the nearest is ")
+    assert "norm_place = 'post' (here 'pre')" in note
+
+
 # --- what does not fit
 
 
-def more_tokens(folder: Path) -> None:
-    made = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-    made.add_tokens(["one", "two"])
-    made.save(str(folder / "tokenizer.json"))
+def more_tokens(folder: Path, name: str = "tokenizer.json") -> None:
+    made = tokenizers.Tokenizer.from_file(str(folder / name))
+    made.add_tokens([f"new{number}" for number in range(2)])
+    made.save(str(folder / name))
 
 
 def a_tensor_less(folder: Path) -> None:
@@ -249,7 +391,7 @@ def an_absurd_context(folder: Path) -> None:
             "has no tokenizer.json, so the meaning",
         ),
         (lambda folder: (folder / "config.json").unlink(), "has no config.json"),
-        (shutil.rmtree, "no such model; qkv does not download models"),
+        (shutil.rmtree, "no such model; accepted: a run, a name of `qkv models list`"),
     ],
 )
 def test_a_folder_that_cannot_be_fine_tuned_is_named(
@@ -264,12 +406,28 @@ def test_a_folder_that_cannot_be_fine_tuned_is_named(
     assert not Run(tmp_path / "run").begun
 
 
-@pytest.mark.parametrize("task", ["complete", "translate"])
-def test_a_model_of_another_family_is_refused(place: Path, tmp_path: Path, task: str) -> None:
-    make_folder(tmp_path / "other", task)
-    family = {"complete": "decoder", "translate": "encoder-decoder"}[task]
-    with pytest.raises(UserError, match=f"other: its family is '{family}'; this recipe has 'encoder'"):
-        qkv.train(tuning(place, init=str(tmp_path / "other")), tmp_path / "run")
+@pytest.mark.parametrize(
+    ("task", "init", "sentence"),
+    [
+        (
+            "classify",
+            "bundled-en-fr",
+            "'encoder-decoder', which task = 'classify' cannot use; accepted: encoder or decoder",
+        ),
+        (
+            "fill",
+            "bundled-gpt",
+            "task = 'fill' cannot use; accepted: encoder; such models by name: bundled-encoder, minilm",
+        ),
+        ("complete", "bundled-encoder", "cannot use; accepted: decoder; such models by name: bundled-gpt"),
+        ("translate", "bundled-gpt", "accepted: encoder-decoder; such models by name: bundled-en-fr"),
+    ],
+)
+def test_a_model_of_another_family_is_refused(place: Path, tmp_path: Path, task: str, init: str, sentence: str) -> None:
+    recipe = Recipe.read({"task": task, "init": init, "data": {"corpus": str(place / "rows.csv")}})
+    with pytest.raises(UserError, match=re.escape(sentence)) as error:
+        qkv.train(recipe, tmp_path / "run")
+    assert str(error.value).startswith(f"init = '{init}': its family is ")
 
 
 def test_a_part_that_is_another_is_refused(place: Path, tmp_path: Path) -> None:
@@ -327,9 +485,9 @@ def test_with_a_checkpoint_a_run_no_longer_needs_its_pre_trained_model(place: Pa
 
 def test_the_card_names_the_pre_trained_model(place: Path, tmp_path: Path) -> None:
     qkv.train(tuning(place), tmp_path / "run")
-    sha256 = Run(tmp_path / "run").hashes()["init"]
-    assert len(sha256) == 64
-    line = f"| fine-tuned from | {place / 'pre'}, sha256 of its weights `{sha256}` |\n"
+    sha256 = hashlib.sha256((place / "pre" / "model.safetensors").read_bytes()).hexdigest()  # what sha256sum prints
+    assert Run(tmp_path / "run").hashes()["init"] == sha256
+    line = f"| fine-tuned from | {markdown(place / 'pre')}, sha256 of its model.safetensors `{sha256}` |\n"
     assert line in (tmp_path / "run" / "README.md").read_text()
     assert "fine-tuned from" not in (place / "pre" / "README.md").read_text()
 
@@ -398,19 +556,6 @@ def test_so_many_rows_are_trained_on(place: Path, tmp_path: Path) -> None:
     trainer = begin(pretraining(place, data={"rows": 9}), tmp_path / "documents")
     assert isinstance(trainer.state.train, MaskedDataset)
     assert len(trainer.state.train) == len(np.unique(trainer.state.train.store.labels_R)) == 9
-
-
-def test_names_of_bundled_models_and_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for path in (str(tmp_path), "runs/bundled-encoder", "bundled-nothing", "encoder", ""):
-        assert bundled.path_of(path) == Path(path)
-    (tmp_path / "made-up").mkdir()
-    monkeypatch.setattr(bundled, "files", lambda package: tmp_path)
-    assert bundled.path_of("bundled-made-up") == Path("bundled-made-up")
-    (tmp_path / "made-up" / "config.json").write_text("{}")
-    assert bundled.names() == ["bundled-made-up"]
-    assert bundled.path_of("bundled-made-up") == tmp_path / "made-up"
-    with pytest.raises(UserError, match="bundled-nothing: no such model"):
-        qkv.load("bundled-nothing")
 
 
 # --- regression
@@ -490,3 +635,30 @@ def test_regression_after_regression_begins_with_a_new_output_layer(
     first = validate(trainer.state)
     assert first is not None
     assert first.metrics["rmse"] < 2 * np.array([score for _, score in scores_of(place)]).std()
+
+
+def test_a_regression_goes_on_from_what_it_has_learnt(regressed: Path, place: Path, tmp_path: Path) -> None:
+    """Its last layer holds the mean and the deviation of the old numbers; the new ones have others."""
+    rows = [[text, 3 * score - 40] for text, score in scores_of(place)[:100]]
+    write_table(tmp_path / "other.csv", [["text", "score"], *rows])
+    recipe = tuning(tmp_path, "other.csv", str(regressed), **REGRESS)
+    trainer, old = begin(recipe, tmp_path / "run"), state(regressed)
+    assert trainer.notes[0] == f"output layer taken from {regressed}"
+    numbers = trainer.data.prepared.train.labels_R.astype(np.float64)
+    own = trainer.state.model.state_dict()
+    weight = old["text.output.weight"].double() / numbers.std()
+    bias = (old["text.output.bias"].double() - numbers.mean()) / numbers.std()
+    torch.testing.assert_close(own["text.output.weight"].double(), weight, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(own["text.output.bias"].double(), bias, rtol=1e-6, atol=1e-6)
+    files = trained_files(trainer.state.model, trainer.recipe, trainer.data.prepared, 1.0)
+    for name, tensor in load_file(regressed / "model.safetensors").items():  # before the first step: as it was
+        torch.testing.assert_close(files.tensors[name], tensor, rtol=1e-5, atol=1e-4)
+
+
+def test_a_regression_of_a_decoder_has_no_mean_to_move(place: Path, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "gpt", "complete", head="regression")
+    write_table(tmp_path / "numbers.csv", [["text", "score"], *[[text, len(text)] for text in texts(60, 5)]])
+    trainer = begin(tuning(tmp_path, "numbers.csv", "gpt", **REGRESS), tmp_path / "run")
+    deviation = trainer.data.prepared.train.labels_R.astype(np.float64).std()
+    own, old = trainer.state.model.state_dict(), state(folder)
+    torch.testing.assert_close(own["text.output.weight"].double() * deviation, old["text.output.weight"].double())

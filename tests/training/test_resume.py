@@ -159,7 +159,15 @@ def test_other_data_is_refused(tmp_path: Path, place: Path, name: str) -> None:
     rows.write_text(rows.read_text().replace("good", "fine", 1))
     ended = train(tmp_path, "run")
     assert ended.code == 2
-    assert "run: the data has changed since this run was begun; train in another folder with -o" in ended.err
+    assert "run: the data has changed since this run was begun; to train anew, choose another folder: `-o OTHER`" in (
+        ended.err
+    )
+    go_on = "; to go on from this model with the new rows: `-o OTHER --set init=run`"
+    assert (go_on in ended.err) == (name == "half")  # the young one has no model yet
+    if name == "half":
+        on = train(tmp_path, "on", "--set", "init=run", "--set", "train.steps=2")
+        assert on.code == 0, on.err
+        assert "note: output layer taken from run\n" in on.err
 
 
 def remove_tail(file: Path) -> None:
@@ -402,6 +410,8 @@ embedding_norm = true
 output_bias = true
 pooler = "tanh"
 [train]
+pair_overlap = 0.4
+token_match = true
 steps = 40
 batch_tokens = 340
 learning_rate = 5e-3
@@ -455,7 +465,8 @@ def epoch_of(run: Path) -> int:
 
 def test_the_recipe_for_documents_has_all_that_could_go_wrong(kinds: Path) -> None:
     lines = timeless(kinds / "fill-1")
-    assert all(line["token_loss"] > 0 and line["next_sentence_loss"] > 0 for line in lines)
+    parts = ("token_loss", "next_sentence_loss", "token_match_loss")
+    assert all(line[part] > 0 for line in lines for part in parts)
     assert 7 < epoch_of(kinds / "fill-1") < 20
     assert sha256(kinds / "fill-1" / "model.safetensors") != sha256(kinds / "fill-3" / "model.safetensors")
 

@@ -11,10 +11,10 @@ PREFIX = "bundled-"
 
 def names() -> list[str]:
     """All bundled models, alphabetically."""
-    found = (folder.name for folder in Path(str(files(__name__))).iterdir() if (folder / "config.json").is_file())
+    found = (one.name for one in Path(str(files(__name__))).iterdir() if (one / "config.json").is_file())
     return sorted(PREFIX + name for name in found)
 
 
-def path_of(run: str) -> Path:
-    """The folder of a model: of a bundled one by its name, else the path itself."""
-    return Path(str(files(__name__))) / run.removeprefix(PREFIX) if run in names() else Path(run).expanduser()
+def folder(name: str) -> Path:
+    """The folder of a bundled model."""
+    return Path(str(files(__name__))) / name.removeprefix(PREFIX)

@@ -75,6 +75,6 @@ def _next(output: str) -> str:
         f"  {output}/README.md                                     the model card\n"
         f"  qkv predict bundled-encoder 'What a \\[MASK] film!'        the pre-trained encoder fills in masked tokens\n"
         f"  qkv train reviews-quick                                 the same from scratch\n"
-        f"  qkv train my.toml                                       your own CSV: data.corpus, data.text, data.label\n"
+        f"  qkv train my.csv                                        your own table of texts and labels\n"
         f"  qkv explain                                             one attention head, number by number"
     )

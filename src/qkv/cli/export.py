@@ -12,14 +12,16 @@ from qkv.schema import UserError
 
 
 def export(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a Hugging Face folder or a bundled model.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run, a Hugging Face folder or a name of `qkv models list`.")
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="New folder to write.")],
     to: Annotated[str, typer.Option(metavar="FORMAT", help="hf: a folder that transformers loads.")] = "hf",
     half: Annotated[bool, typer.Option("--half", help="Store weights in float16: half the size.")] = False,
 ) -> None:
     """Export a model to Hugging Face format, and check that transformers computes the same logits."""
-    from qkv.bundled import path_of
     from qkv.export import export_hf
+    from qkv.hub import path_of
 
     if to != "hf":
         raise UserError(f"--to {to}: unknown format; accepted: hf")

@@ -52,8 +52,7 @@ def choose(words: list[str]) -> tuple[list[str], Path | None]:
 
     A word that is not the name of a lab must be a model.
     """
-    from qkv.bundled import names as bundled_names
-    from qkv.bundled import path_of
+    from qkv.hub import models, path_of
     from qkv.predict.predictor import load_predictor
 
     names = [name for name in labs.NAMES if name in words]
@@ -63,7 +62,7 @@ def choose(words: list[str]) -> tuple[list[str], Path | None]:
     if not others:
         return names or list(labs.NAMES), None
     run = path_of(others[0])
-    if others[0] not in bundled_names() and not run.is_dir():
+    if others[0] not in models() and not run.is_dir():
         raise UserError(f"{others[0]}: neither a lab ({nearest(others[0], labs.NAMES)}) nor a model")
     family = load_predictor(run).config.family
     fitting = [name for name in labs.NAMES if family in labs.load(name).looks_at]

@@ -22,11 +22,13 @@ from qkv.cli.eval import evaluate
 from qkv.cli.explain import explain
 from qkv.cli.export import export
 from qkv.cli.lab import lab
+from qkv.cli.models import app as models
 from qkv.cli.plan import plan
 from qkv.cli.predict import predict
 from qkv.cli.train import train
 from qkv.cli.verify import verify
 from qkv.schema import UserError
+from qkv.terminal import printable
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -43,6 +45,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
 for name, command in COMMANDS.items():
     app.command(name)(command)
 app.add_typer(data, name="data")
+app.add_typer(models, name="models")
 
 
 def _print_version(wanted: bool) -> None:
@@ -68,7 +71,7 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)

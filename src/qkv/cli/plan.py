@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 def plan(
     source: Annotated[
-        str | None, typer.Argument(metavar="PRESET|RECIPE", help="A preset or a recipe. Without one: list presets.")
+        str | None,
+        typer.Argument(metavar="PRESET|RECIPE|RUN", help="A preset, a recipe or a model. Without one: list presets."),
     ] = None,
     settings: Settings = None,
     length: Annotated[int, typer.Option(metavar="TOKENS", help="Sequence length of a training batch.")] = 128,
@@ -41,11 +42,10 @@ def plan(
             raise UserError("--set and --json need a preset or recipe: qkv plan PRESET|RECIPE")
         show_presets(stdout())
         return
-    from qkv.config.recipes import resolve
     from qkv.plan import make_plan
-    from qkv.training.build import with_pretrained
+    from qkv.training.build import recipe_to_plan
 
-    recipe = with_pretrained(resolve(source, settings or ()))
+    recipe = recipe_to_plan(source, settings or ())
     made = make_plan(recipe, length)
     if as_json:
         print(json.dumps(_as_json(source, recipe, made)))

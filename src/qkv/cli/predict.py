@@ -1,18 +1,24 @@
-"""`qkv predict`: predictions for texts from arguments, a file or standard input."""
+"""`qkv predict`: predictions for texts from arguments, a file, a table or standard input."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterable, Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.tree import Tree
 
-from qkv.cli.console import AsJson, progress_bar, say, stdout
+from qkv import runtime
+from qkv.cli.console import AsJson, RowProgress, say, stdout
+from qkv.cli.predict_table import write_answers
+from qkv.corpus.arriving import GROUP, arriving_lines
+from qkv.corpus.files import in_words, open_buffered
 from qkv.schema import UserError
 
 if TYPE_CHECKING:
@@ -21,11 +27,32 @@ if TYPE_CHECKING:
 
 
 def predict(  # noqa: PLR0913  (each is an option)
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run, a Hugging Face folder or a bundled model.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run, a Hugging Face folder or a name of `qkv models list`.")
+    ],
     texts: Annotated[
         list[str] | None, typer.Argument(metavar="[TEXT ...]", help="Texts. Without any: lines of stdin.")
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Read texts from a file, one per line.")] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file",
+            help="Read texts from a file: a table (.csv, .tsv, .jsonl, .parquet, .xlsx), else one text per line.",
+        ),
+    ] = None,
+    column: Annotated[str | None, typer.Option(metavar="NAME", help="Column of the texts in a table.")] = None,
+    pair: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Column of the second texts, for a model of pairs.")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="TABLE",
+            help="Write the table with its answers: .csv, .tsv, .jsonl or .parquet. Rerun to resume. Default: stdout.",
+        ),
+    ] = None,
     top: Annotated[int, typer.Option(help="Number of tokens to show for each [MASK].")] = 5,
     max_tokens: Annotated[int | None, typer.Option(help="Maximum length of generated text, in tokens.")] = None,
     beam: Annotated[int | None, typer.Option(help="Beam width; 1 disables beam search.")] = None,
@@ -45,16 +72,30 @@ def predict(  # noqa: PLR0913  (each is an option)
     """Print one prediction per text: a label with its probability, a number, tokens for [MASK], a continuation or a
     translation. A single continuation streams when stdout is a terminal."""
     from qkv.api import load
+    from qkv.corpus.tables import is_table
 
-    given, predictor = read_texts(texts, file), load(run)
     decode = {"max_tokens": max_tokens, "beam": beam, "length_penalty": length_penalty, "temperature": temperature}
     options = {"best": best, "seed": seed, "stop": stop or [], **decode, "top_k": top_k, "top_p": top_p}
+    if file is not None and not texts and not beams and (is_table(file) or output is not None):
+        write_answers(run, file, output, (column, pair), {"top": top, **options}, as_json=as_json)
+        return
+    _refuse_table_options(column=column, pair=pair, output=output)
     if beams:
-        _show_beams(stdout(), predictor, given, options, as_json=as_json)
-    elif may_stream(predictor, texts, options) and not as_json:
-        _stream(predictor, given[0], options)
+        _show_beams(
+            stdout(), load(run), [line for some in _lines(texts, file) for line in some], options, as_json=as_json
+        )
+        return
+    predictor, groups = load(run), _lines(texts, file)
+    if texts and may_stream(predictor, texts, options) and not as_json:
+        _stream(predictor, texts[0], options)
     else:
-        _show_predictions(predictor, given, top, options, as_json=as_json)
+        _show_predictions(predictor, groups, {"top": top, **options}, as_json=as_json)
+
+
+def _refuse_table_options(**given: object) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise UserError(f"--{name} {value}: for a table; name one with --file, such as --file my.csv")
 
 
 def may_stream(predictor: Predictor, texts: list[str] | None, options: dict[str, Any]) -> bool:
@@ -68,24 +109,36 @@ def _stream(predictor: Predictor, text: str, options: dict[str, Any]) -> None:
         print(piece, end="", flush=True)
     print()
     if predictor.prompts([text], predictor.generation_options(**options))[0].truncated:
-        _note_truncated([1], 1)
+        _note_truncated(1, 1, 1)
 
 
 def _show_predictions(
-    predictor: Predictor, given: list[str], top: int, options: dict[str, Any], *, as_json: bool
+    predictor: Predictor, groups: Iterable[list[str]], options: dict[str, Any], *, as_json: bool
 ) -> None:
-    """One line for each text."""
-    texts = [text_or_pair(text, number, predictor) for number, text in enumerate(given, 1)]
-    with progress_bar("predicting", len(texts)) as progress:
-        predictions = predictor.predict(texts, top=top, progress=progress, **options)
-    for one in predictions:
-        print(json.dumps(one.to_json(), ensure_ascii=False) if as_json else one)
-    _note_truncated([number for number, one in enumerate(predictions, 1) if one.truncated], len(predictions))
+    """One line for each text, as the texts arrive."""
+    from qkv.predict.prediction import TextError
+
+    done, truncated, first, shown = 0, 0, 0, RowProgress(shown=not sys.stdout.isatty())
+    for given in groups:
+        texts = [text_or_pair(text, number, predictor) for number, text in enumerate(given, done + 1)]
+        try:
+            predictions = predictor.predict(texts, progress=lambda count: shown.update(shown.rows + count), **options)
+        except TextError as error:
+            raise TextError(done + error.number, error.problem) from None
+        for number, one in enumerate(predictions, done + 1):
+            print(json.dumps(one.to_json(), ensure_ascii=False) if as_json else one)
+            truncated, first = truncated + one.truncated, first or number * one.truncated
+        sys.stdout.flush()
+        done += len(texts)
+        if len(texts) == GROUP:  # there is more to come
+            runtime.release_freed_memory()
+    shown.stop()
+    _note_truncated(truncated, done, first)
 
 
-def _note_truncated(numbers: list[int], texts: int) -> None:
-    if numbers:
-        say(f"note: {len(numbers)} of {texts} texts were truncated, first text {numbers[0]}")
+def _note_truncated(truncated: int, texts: int, first: int) -> None:
+    if truncated:
+        say(f"note: {truncated:,} of {texts:,} texts were truncated, first text {first}")
 
 
 def text_or_pair(line: str, number: int, predictor: Predictor) -> str | tuple[str, str]:
@@ -98,28 +151,22 @@ def text_or_pair(line: str, number: int, predictor: Predictor) -> str | tuple[st
     return first, second
 
 
-def read_texts(texts: list[str] | None, file: Path | None) -> list[str]:
-    """The texts to predict: arguments, a file, or standard input; one a line, without line ends."""
+def _lines(texts: list[str] | None, file: Path | None) -> Iterator[list[str]]:
+    """The texts to predict: arguments, the lines of a file, or those of standard input as they arrive."""
     if texts and file:
         raise UserError("give texts or --file, not both")
     if texts:
-        return texts
-    if not file and sys.stdin.isatty():
+        return iter([texts])
+    if file is not None:
+        return _file_lines(file)
+    if sys.stdin.isatty():
         say("reading texts from the terminal, one a line; end with Ctrl-D")
-    try:
-        raw = file.read_bytes() if file else sys.stdin.buffer.read()
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read: {error.strerror}") from None
-    try:
-        lines = raw.decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        line = raw[: error.start].count(b"\n") + 1
-        raise UserError(
-            f"{file or 'stdin'}, line {line}: not UTF-8; convert it, for example with iconv -t utf-8"
-        ) from None
-    if lines == [""]:
-        raise UserError(f"{file or 'stdin'}: is empty; give at least one text, one per line")
-    return [line.removesuffix("\r") for line in (lines[:-1] if lines[-1] == "" else lines)]
+    return arriving_lines(cast(BufferedReader, sys.stdin.buffer), "stdin")
+
+
+def _file_lines(file: Path) -> Iterator[list[str]]:
+    with in_words(str(file)), open_buffered(file) as stream:
+        yield from arriving_lines(stream, str(file))
 
 
 def _show_beams(
@@ -140,7 +187,7 @@ def _show_beams(
             figures = f"log-probability {found.log_probability:.4f}, score {found.score:.4f}"
             limit = "" if found.ended else ", length limit reached"
             console.print(f"-> {escape(output)}   ({figures}{limit})")
-    _note_truncated(truncated, len(given))
+    _note_truncated(len(truncated), len(given), min(truncated, default=0))
 
 
 def _tree(trace: BeamTrace) -> Tree:

@@ -26,10 +26,10 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu", "swiglu", "sigmoid", "
 Tied = Literal["none", "inputs", "output", "all"]
 Head = Literal["auto", "none", "tokens", "pretraining", "classification", "regression"]
 Pool = Literal["auto", "first", "mean", "last"]
-Pooler = Literal["none", "tanh", "relu", "gelu"]
+Pooler = Literal["auto", "none", "tanh", "relu", "gelu"]
 Truncation = Literal["head", "head+tail", "windows"]
 Balance = Literal["none", "weights"]
-TokenizerKind = Literal["wordpiece", "bpe", "unigram", "characters", "bytes"]
+TokenizerKind = Literal["auto", "wordpiece", "bpe", "unigram", "characters", "bytes"]
 Schedule = Literal["linear", "cosine", "inverse_sqrt", "constant"]
 Keep = Literal["best", "last"]
 Documents = Literal["auto", "lines", "blank-lines", "headings", "files"]
@@ -41,6 +41,9 @@ FAMILIES_OF_TASK: dict[TaskName, tuple[Family, ...]] = {
     "complete": ("decoder",),
     "translate": ("encoder-decoder",),
 }
+KIND_OF_TASK: dict[TaskName, TokenizerKind] = {  # what is generated must come back exactly, so it is made of bytes
+    "classify": "wordpiece", "regress": "wordpiece", "fill": "wordpiece", "complete": "bpe", "translate": "bpe",
+}  # fmt: skip
 TEXT_HEADS: tuple[Head, ...] = ("classification", "regression")  # one answer for a whole text
 HEADS_OF_FAMILY: dict[Family, tuple[Head, ...]] = {
     "encoder": ("none", "tokens", "pretraining", "classification", "regression"),
@@ -73,7 +76,7 @@ class ModelConfig(Section):
     preset: str = key("none", "A named model; the other keys of this table override it. `qkv plan` lists the presets.")
     family: Family = key(
         "encoder",
-        "Encoder (bidirectional), decoder (causal) or encoder-decoder; default: that of the task.",
+        "Encoder (bidirectional), decoder (causal) or encoder-decoder; default: that of the task, or of init.",
     )
     vocabulary: int = key(0, "Vocabulary size; 0: that of the tokenizer.", "tokens", ge=0, le=10_000_000)
     target_vocabulary: int = key(
@@ -123,7 +126,11 @@ class ModelConfig(Section):
     pool: Pool = key(
         "auto", "Pooling of a text into one vector: first token, mean or last token; auto: first, last for a decoder."
     )
-    pooler: Pooler = key("none", "Activation of a dense layer on the pooled vector; BERT has tanh.")
+    pooler: Pooler = key(
+        "auto",
+        "Activation of a dense layer on the pooled vector; auto: in training, the one with which the model can be "
+        "exported to Hugging Face (BERT has tanh, RoFormer the activation of its layers), else none.",
+    )
 
     @field_validator("final_norm", mode="before")
     @classmethod
@@ -158,7 +165,7 @@ class ModelConfig(Section):
         full = self.resolve()
         for name, families, unset in ONLY_FOR:
             value = getattr(self, name)
-            if self.family not in families and value != unset:
+            if self.family not in families and value not in ("auto", unset):
                 return f"{name} = {value!r} is for family = {' or '.join(families)}; family is {self.family!r}"
         if self.tied == "inputs" and self.family != "encoder-decoder":
             return f"tied = 'inputs' is for family = encoder-decoder; family is {self.family!r}"
@@ -185,6 +192,7 @@ class ModelConfig(Section):
             "final_norm": self.norm_place == "pre" if self.final_norm == "auto" else self.final_norm,
             "head": ("none" if self.family == "encoder" else "tokens") if self.head == "auto" else self.head,
             "pool": ("last" if causal else "first") if self.pool == "auto" else self.pool,
+            "pooler": "none" if self.pooler == "auto" else self.pooler,
         }
         return self.model_copy(update=filled)
 
@@ -205,10 +213,11 @@ class DataConfig(Section):
         "A catalogue name (`qkv data list`), a file, a folder or a glob. `A + B` reads both, `A -> B` aligned lines.",
     )
     validation: str = key(
-        "split", "Validation set, for model selection and calibration: split (5% of the corpus, by hash), or a corpus."
+        "split",
+        "Validation set, for model selection and calibration: split (5% of the corpus, by hash), none, or a corpus.",
     )
     test: str = key(
-        "split", "Test set, for the reported metrics only: split (10% of the corpus, by hash), or a corpus."
+        "split", "Test set, for the reported metrics only: split (10% of the corpus, by hash), none, or a corpus."
     )
     text: str = key("text", "Column of the text.")
     pair: str = key("none", "Column of the second text of a pair; none: single texts.")
@@ -238,11 +247,15 @@ class DataConfig(Section):
 class TokenizerConfig(Section):
     """The tokenizer, trained on the training rows unless init brings one."""
 
-    kind: TokenizerKind = key("wordpiece", "Tokenizer algorithm.")
+    kind: TokenizerKind = key(
+        "auto",
+        "Tokenizer algorithm; auto: bpe (byte-level, any text comes back exactly) for complete and translate, else "
+        "wordpiece.",
+    )
     vocab_size: int = key(
         8000, "Vocabulary size, at most; ignored by characters and bytes.", "tokens", ge=16, le=10_000_000
     )
-    lowercase: bool = key(True, "Lowercase the text and strip accents.")
+    lowercase: bool = key(False, "Lowercase the text and strip accents.")
     shared: bool = key(True, "One tokenizer for source and target instead of two.", tasks=("translate",))
 
 
@@ -260,7 +273,13 @@ class TrainConfig(Section):
         "mask_words": "train.mask_rate",
         "table_decay": "train.embedding_decay",
     }
-    epochs: int = key(3, "Passes over the training set, unless steps is set.", "epochs", ge=1, le=1_000_000)
+    epochs: int = key(
+        3,
+        "Passes over the training set, unless steps is set; 0: none, with fit_head.",
+        "epochs",
+        ge=0,
+        le=1_000_000,
+    )
     steps: int = key(0, "Optimiser steps; 0: as many as epochs need.", "steps", ge=0, le=10**9)
     batch_tokens: int = key(
         4096, "Batch size in tokens, padding and both sides of a translation included.", "tokens", ge=1, le=100_000_000
@@ -298,6 +317,18 @@ class TrainConfig(Section):
     )
     whole_words: bool = key(False, "Whole-word masking.", tasks=("fill",))
     next_sentence: bool = key(True, "Train next-sentence prediction too, as BERT does.", tasks=("fill",))
+    pair_overlap: float = key(
+        0.0,
+        "Share of pairs whose first text includes its own next sentence, as in the inverse cloze task.",
+        tasks=("fill",),
+        ge=0.0,
+        lt=1.0,
+    )
+    token_match: bool = key(
+        False,
+        "Also predict of each token of a pair whether the other text has it, as ERNIE 2.0 does; needs next_sentence.",
+        tasks=("fill",),
+    )
     label_smoothing: float = key(0.0, "Label smoothing.", tasks=("classify", "complete", "translate"), ge=0.0, lt=1.0)
     layer_decay: float = key(
         1.0, "Layer-wise learning-rate decay: each layer's rate is this factor of the one above.", gt=0.0, le=1.0
@@ -308,6 +339,25 @@ class TrainConfig(Section):
         "layers",
         ge=0,
         le=1001,
+    )
+    fit_head: bool = key(
+        False,
+        "Before the first step, fit the output layer to the vectors of the frozen model, by logistic regression "
+        "(classify) or ridge regression (regress).",
+        tasks=("classify", "regress"),
+    )
+    pooling_layer: bool = key(
+        False,
+        "Add a layer to the encoder of init whose attention starts uniform: read at its first token, it is the mean of "
+        "all tokens.",
+        tasks=("classify", "regress"),
+    )
+    temperature: float = key(
+        1.0,
+        "Divide the logits by this in the saved model, where no validation set fits a temperature.",
+        tasks=("classify",),
+        ge=0.05,
+        le=20.0,
     )
     report_every: int = key(10, "Interval between two lines of metrics.jsonl.", "steps", ge=1, le=10**9)
     eval_every: int = key(0, "Interval between two validations; 0: an epoch.", "steps", ge=0, le=10**9)
@@ -367,7 +417,9 @@ class Recipe(Section):
     task: TaskName = key("classify", "What the model learns to do.")
     seed: int = key(7, "Random seed of the whole run.", ge=0, lt=2**63)
     init: str = key(
-        "none", "Pre-trained model to fine-tune: a run, a Hugging Face folder or a bundled model; none: from scratch."
+        "none",
+        "Pre-trained model to fine-tune: a run, a Hugging Face folder or a name of `qkv models list`; none: from "
+        "scratch.",
     )
     data: DataConfig = Field(default_factory=DataConfig, description="Training, validation and test data.")
     tokenizer: TokenizerConfig = Field(default_factory=TokenizerConfig, description="Tokenizer.")
@@ -379,8 +431,12 @@ class Recipe(Section):
     @model_validator(mode="before")
     @classmethod
     def _family_of_task(cls, table: Any) -> Any:
-        """A recipe that names no family has that of its task."""
-        if not isinstance(table, dict) or table.get("task") not in FAMILIES_OF_TASK:
+        """A recipe that names no family has that of its task, or that of the model it fine-tunes."""
+        if (
+            not isinstance(table, dict)
+            or str(table.get("task")) not in FAMILIES_OF_TASK
+            or table.get("init", "none") != "none"
+        ):
             return table
         model = table.get("model", {})
         if not isinstance(model, dict) or "family" in model:
@@ -390,7 +446,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _task_fits_family(self) -> Self:
         accepted = FAMILIES_OF_TASK[self.task]
-        if self.model.family not in accepted:
+        if self.model.family not in accepted and self.init == "none":
             raise ValueError(
                 f"task = {self.task!r} needs model.family = {listed(accepted)}; found {self.model.family!r}"
             )
@@ -407,6 +463,12 @@ class Recipe(Section):
             )
         if self.train.batch_tokens < length:
             raise UserError(f"train.batch_tokens = {self.train.batch_tokens}: must be at least data.length = {length}")
+        if self.train.pooling_layer and self.init == "none":
+            raise UserError("train.pooling_layer = true: adds a layer to a pre-trained encoder; name one with init")
+        if self.train.epochs == 0 and self.train.steps == 0 and not self.train.fit_head:
+            raise UserError(
+                "train.epochs = 0: nothing would be trained; accepted: at least 1, or train.fit_head = true"
+            )
         try:
             self.to_toml().encode()
         except UnicodeEncodeError:

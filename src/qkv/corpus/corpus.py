@@ -21,6 +21,7 @@ from qkv.schema import Say, UserError, listed, silent
 
 HELD_OUT_FROM = {"corpus": ("validation", "test"), "validation": ("test",), "test": ()}
 BOTH, BESIDE = " + ", " -> "  # between two corpora, and between two files of aligned lines
+SPLIT, NONE = "split", "none"  # of data.validation and data.test: a share of the corpus, or no rows
 LONG = 100_000  # characters of a document that is split by position
 
 
@@ -67,6 +68,7 @@ class Corpus:
     label_names: dict[str, str]
     data_hash: str
     format: RowFormat
+    split_off: frozenset[str] = frozenset({"validation", "test"})  # splits that are a share of the corpus
     held_out: dict[str, frozenset[float]] = field(default_factory=dict, repr=False)  # hash positions, by separate file
 
     @property
@@ -83,7 +85,7 @@ class Corpus:
     ) -> Iterator[tuple[Split, Row]]:
         """Every row with its split. A text of the test file is in no other split, and one of the validation file is not
         trained on; `left_out` is called with each such row."""
-        own = {"validation": "validation" not in self.files, "test": "test" not in self.files}
+        own = {"validation": "validation" in self.split_off, "test": "test" in self.split_off}
         for name in self.files:
             elsewhere = [self.held_out[other] for other in HELD_OUT_FROM[name] if other in self.held_out]
             for row in (row for some in self.files[name] for row in some.rows()):
@@ -109,9 +111,14 @@ class Corpus:
     def label_of(self, row: Row) -> str | None:
         return None if row.label is None else self.label_names.get(row.label, row.label)
 
-    def labelled(self, wanted: Iterable[Split]) -> Iterator[tuple[str | None, Row]]:
-        """Rows of these splits, each with its label."""
-        return ((self.label_of(row), row) for _, row in self.rows(wanted))
+    def labelled(self, wanted: Iterable[Split], known: Iterable[str] = ()) -> Iterator[tuple[str | None, Row]]:
+        """Rows of these splits, each with its label. With `known` labels, rows that were split off with another one are
+        left out: no training row has it."""
+        labels = frozenset(known)
+        for split, row in self.rows(wanted):
+            label = self.label_of(row)
+            if not labels or label is None or label in labels or split not in self.split_off:
+                yield label, row
 
     def count_labels(self) -> dict[Split, Counter[str]]:
         """Rows of each split and label."""
@@ -127,7 +134,7 @@ def open_corpus(data: DataConfig, format: RowFormat = RowFormat(), say: Say = si
     found: dict[str, list[Files]] = {}
     for name in ("corpus", "validation", "test"):
         chosen = str(getattr(data, name))
-        if name != "corpus" and chosen == "split":
+        if name != "corpus" and chosen in (SPLIT, NONE):
             continue
         located = _locate(chosen, format, say)
         found[name] = [_files(data, format, *one) for one in located]
@@ -136,7 +143,8 @@ def open_corpus(data: DataConfig, format: RowFormat = RowFormat(), say: Say = si
         if format.documents is None and any(some.columns != found[name][0].columns for some in found[name]):
             raise UserError(f"data.{name} = {chosen!r}: corpora that are read together need the same columns")
     _check_overlap(found)
-    corpus = Corpus(found, names, _data_hash(found, names), format)
+    split_off = frozenset(name for name in ("validation", "test") if getattr(data, name) == SPLIT)
+    corpus = Corpus(found, names, _data_hash(found, names), format, split_off)
     held_out = {
         name: frozenset(corpus._position(row) for some in parts for row in some.rows())
         for name, parts in found.items()
@@ -198,7 +206,10 @@ def _check_overlap(found: dict[str, list[Files]]) -> None:
     owner: dict[tuple[int, int], str] = {}
     for split, some in found.items():
         for path in (path for one in some for path in (*one.paths, *one.beside)):
-            entry = path.stat()
+            try:
+                entry = path.stat()
+            except OSError as error:
+                raise UserError(f"data.{split}: {path}: cannot be read: {error.strerror}") from None
             other = owner.get((entry.st_dev, entry.st_ino))
             if other is not None:
                 where = f"also in data.{other}" if other != split else "listed twice"

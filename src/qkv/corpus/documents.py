@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from qkv.corpus import formats
+from qkv.corpus import records
 from qkv.corpus.files import Columns, Reader, Row, in_class_folders, rows
-from qkv.corpus.formats import InputFile, plain_lines
+from qkv.corpus.records import InputFile, plain_lines
 from qkv.schema import UserError
 
 
@@ -31,7 +31,7 @@ def documents(files: Sequence[Path], columns: Columns, kind: str) -> Iterator[Ro
 
 def _not_blank(found: Iterator[Row]) -> Iterator[Row]:
     for row in found:
-        if len(row.text) > formats.LARGEST:  # Parquet has no bound of its own
+        if len(row.text) > records.LARGEST:  # Parquet has no bound of its own
             raise _too_long(row.place)
         if row.text.strip():
             yield row
@@ -52,7 +52,7 @@ class _Gathered:
             return
         self.place = self.place or place
         self.size += self.blank + len(line) + 1
-        if self.size > formats.LARGEST:
+        if self.size > records.LARGEST:
             raise _too_long(self.place)
         self.lines += [""] * self.blank + [line]
         self.blank = 0
@@ -62,7 +62,7 @@ class _Gathered:
 
 
 def _too_long(place: str) -> UserError:
-    most = f"accepted: up to {formats.LARGEST:,}"
+    most = f"accepted: up to {records.LARGEST:,}"
     return UserError(f"{place}: one document of more characters than are read, {most}; split it into smaller ones")
 
 

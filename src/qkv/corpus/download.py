@@ -44,7 +44,7 @@ Settings = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Archive:
-    """A file of the package index, and the one file in it that is read."""
+    """A file of the package index, and the one file in it that is read; for several, `member` is their folder."""
 
     package: str
     version: str

@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import gzip
 import hashlib
+import io
 import os
 import stat
 import zipfile
@@ -21,16 +22,16 @@ from typing import BinaryIO, cast
 
 from qkv.corpus.formats import (
     Columns,
-    InputFile,
     Row,
     names_in,
-    plain_lines,
     read_csv,
     read_jsonl,
     read_parquet,
     read_text,
     read_tsv,
+    read_xlsx,
 )
+from qkv.corpus.records import InputFile, plain_lines
 from qkv.schema import UserError
 
 __all__ = ["Columns", "Row", "aligned", "column_names", "find", "fingerprint", "rows", "sha256"]
@@ -47,8 +48,10 @@ READERS: dict[str, Reader] = {
     ".text": read_text,
     ".raw": read_text,
     ".parquet": read_parquet,
+    ".xlsx": read_xlsx,
 }
-ACCEPTED = f"accepted: {', '.join(READERS)}, each but Parquet also with .gz, and .zip"
+PACKED = (".parquet", ".xlsx")  # compressed themselves, and read from any place in the file
+ACCEPTED = f"accepted: {', '.join(READERS)}, each but {' and '.join(PACKED)} also with .gz, and .zip"
 CHUNK = 2**20  # bytes
 
 
@@ -57,7 +60,7 @@ def find(source: str, *, plain: bool = False) -> list[Path]:
     `plain`, one file will be read as plain text, whatever its name."""
     if not source or "\0" in source:
         raise UserError(f"{source!r}: no file has such a name")
-    with _in_words(source):
+    with in_words(source):
         path = Path(source).expanduser()
         if os.path.isdir(path):  # noqa: PTH112  (Path raises where a name is too long)
             files = _files_below(path)
@@ -71,7 +74,7 @@ def find(source: str, *, plain: bool = False) -> list[Path]:
         if not glob.has_magic(source):
             raise UserError(f"{source[:200]}: no such file or folder")
         matches = (Path(one) for one in glob.iglob(str(path), recursive=True))  # noqa: PTH207  (may be absolute)
-        files = sorted(one for one in matches if one.is_file() and _kind(one) is not None)
+        files = sorted(one for one in matches if one.is_file() and kind_of(one) is not None)
         if not files:
             raise UserError(f"{source}: no file of a known format matches; {ACCEPTED}")
         return files
@@ -79,9 +82,9 @@ def find(source: str, *, plain: bool = False) -> list[Path]:
 
 def rows(files: Sequence[Path], columns: Columns, plain: Reader = read_text) -> Iterator[Row]:
     """Every row of the files, one after the other, in constant memory; `plain` says how plain text is read."""
-    for source, kind in _sources(files, labelled=columns.label is not None):
+    for source, kind in sources(files, labelled=columns.label is not None):
         reader = READERS[kind]
-        with _in_words(source.name):
+        with in_words(source.name):
             yield from (plain if reader is read_text else reader)(source, columns)
 
 
@@ -92,7 +95,7 @@ def aligned(files: Sequence[Path], beside: Sequence[Path]) -> Iterator[Row]:
         raise UserError(f"{files[0]} and {beside[0]}: {len(files)} and {len(beside)} files cannot lie side by side")
     for one, other in zip(files, beside, strict=True):
         left, right = (InputFile(str(file), _opener(file), None) for file in (one, other))
-        with _in_words(f"{one} -> {other}"):
+        with in_words(f"{one} -> {other}"):
             yield from _side_by_side(left, right)
 
 
@@ -107,11 +110,17 @@ def _side_by_side(left: InputFile, right: InputFile) -> Iterator[Row]:
 
 def column_names(files: Sequence[Path]) -> list[str]:
     """The columns of the first file; plain text has none."""
-    with closing(_sources(files[:1], labelled=False)) as sources:
-        for source, kind in sources:
-            with _in_words(source.name):
+    with closing(sources(files[:1], labelled=False)) as found:
+        for source, kind in found:
+            with in_words(source.name):
                 return names_in(source, kind)
     return []
+
+
+def open_buffered(file: Path) -> io.BufferedReader:
+    """The bytes of a file, unpacked if it is gzip."""
+    with in_words(str(file)):
+        return io.BufferedReader(cast(io.RawIOBase, _opener(file)()))
 
 
 def fingerprint(files: Sequence[Path]) -> str:
@@ -125,7 +134,7 @@ def fingerprint(files: Sequence[Path]) -> str:
 def sha256(file: Path) -> str:
     """sha256 of one file, read in pieces."""
     whole = hashlib.sha256()
-    with _in_words(str(file)), _open_plain(file) as stream:
+    with in_words(str(file)), _open_plain(file) as stream:
         while chunk := stream.read(CHUNK):
             whole.update(chunk)
     return whole.hexdigest()
@@ -139,17 +148,17 @@ def _names(files: Sequence[Path]) -> list[str]:
     return [file.absolute().relative_to(top).as_posix() for file in files]
 
 
-def _kind(path: PurePath) -> str | None:
+def kind_of(path: PurePath) -> str | None:
     """The extension that decides how a file is read: ".csv" for x.CSV.gz; None where it is not a known one."""
     name = path.name.lower()
     if name.endswith(".zip"):
         return ".zip"
     kind = PurePath(name.removesuffix(".gz")).suffix
-    return kind if kind in READERS and not (kind == ".parquet" and name.endswith(".gz")) else None
+    return kind if kind in READERS and not (kind in PACKED and name.endswith(".gz")) else None
 
 
 def _known(path: PurePath) -> str:
-    kind = _kind(path)
+    kind = kind_of(path)
     if kind is None:
         raise UserError(f"{path}: not a known kind of file; {ACCEPTED}")
     return kind
@@ -163,7 +172,7 @@ def _files_below(folder: Path) -> list[Path]:
     for here, inner, names in os.walk(folder, onerror=refuse):
         inner[:] = [name for name in inner if not name.startswith(".")]
         found += [Path(here, name) for name in names if not name.startswith(".")]
-    return sorted(file for file in found if _kind(file) is not None)
+    return sorted(file for file in found if kind_of(file) is not None)
 
 
 def in_class_folders(files: Sequence[Path]) -> bool:
@@ -176,7 +185,7 @@ def in_class_folders(files: Sequence[Path]) -> bool:
 
 def _class_folders(files: Sequence[PurePath]) -> dict[PurePath, str]:
     """Plain text files that lie in sibling folders, and nowhere else: each file's label is its folder's name."""
-    texts = [file for file in files if READERS.get(_kind(file) or "") is read_text]
+    texts = [file for file in files if READERS.get(kind_of(file) or "") is read_text]
     folders = {file.parent for file in texts}
     beside = {folder.parent for folder in folders}
     if len(folders) < 2:
@@ -190,7 +199,7 @@ def _class_folders(files: Sequence[PurePath]) -> dict[PurePath, str]:
     return {file: file.parent.name for file in texts}
 
 
-def _sources(files: Sequence[Path], labelled: bool) -> Generator[tuple[InputFile, str], None, None]:
+def sources(files: Sequence[Path], labelled: bool) -> Generator[tuple[InputFile, str], None, None]:
     """What there is to read, and of which kind."""
     labels = _class_folders(files) if labelled else {}
     for file, name in zip(files, _names(files), strict=True):
@@ -203,10 +212,10 @@ def _sources(files: Sequence[Path], labelled: bool) -> Generator[tuple[InputFile
 
 def _members(file: Path, shown: str, labelled: bool) -> Iterator[tuple[InputFile, str]]:
     """The members of known formats in the order of their names; nothing is written to disk."""
-    with _in_words(shown), _open_plain(file) as stream, zipfile.ZipFile(stream) as archive:
+    with in_words(shown), _open_plain(file) as stream, zipfile.ZipFile(stream) as archive:
         members = {PurePath(one.filename): one for one in archive.infolist() if not one.is_dir()}
         hidden = {path for path in members if any(part.startswith((".", "__MACOSX")) for part in path.parts)}
-        known = {path: kind for path in sorted(members.keys() - hidden) if (kind := _kind(path)) in READERS}
+        known = {path: kind for path in sorted(members.keys() - hidden) if (kind := kind_of(path)) in READERS}
         if not known:
             some = ", ".join(sorted(str(path) for path in members)[:5]) or "nothing"
             raise UserError(f"{shown}: no member of a known format; it holds {some}; {ACCEPTED}")
@@ -215,8 +224,8 @@ def _members(file: Path, shown: str, labelled: bool) -> Iterator[tuple[InputFile
             name = f"{shown}:{members[path].filename}"
             if members[path].flag_bits & 1:
                 raise UserError(f"{name}: encrypted; unpack it with its password and give the file")
-            if kind == ".parquet":
-                raise UserError(f"{name}: Parquet cannot be read inside a zip; unpack it and give the file")
+            if kind in PACKED:
+                raise UserError(f"{name}: {kind} cannot be read inside a zip; unpack it and give the file")
             yield InputFile(name, _member_opener(archive, members[path]), labels.get(path)), kind
 
 
@@ -249,7 +258,7 @@ def _check_regular(file: Path) -> None:
 
 
 @contextmanager
-def _in_words(name: str) -> Iterator[None]:
+def in_words(name: str) -> Iterator[None]:
     """What the system, gzip and zip say about a broken file, as a sentence."""
     try:
         yield

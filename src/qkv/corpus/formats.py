@@ -1,5 +1,5 @@
-"""One file -> rows, for each known format. `files.py` opens the files, `documents.py` takes the lines of plain text;
-nobody else imports this.
+"""One file -> rows, for each known format. `files.py` opens the files, `documents.py` takes the lines of plain text,
+`tables.py` all columns; nobody else imports this.
 
 A reader gets an `InputFile` and yields rows as it goes: it never holds more than a buffer, one record or one batch.
 Text is UTF-8, strictly. What a reader cannot make sense of it refuses, with file and line; it never guesses.
@@ -7,22 +7,27 @@ Text is UTF-8, strictly. What a reader cannot make sense of it refuses, with fil
 
 from __future__ import annotations
 
-import codecs
-import csv
-import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from itertools import repeat
-from typing import Any, BinaryIO, NoReturn, cast
+from typing import Any, NoReturn
 
+from qkv.corpus import records
+from qkv.corpus.records import (
+    SEPARATORS,
+    InputFile,
+    Records,
+    csv_records,
+    lines_of,
+    tsv_records,
+    without_end,
+    xlsx_records,
+)
+from qkv.corpus.workbook import ErrorCell
 from qkv.schema import UserError, nearest
 
-LARGEST = 16 * 2**20  # bytes of a line, characters of a field; a long novel has 3 million
-_MOST = f"{LARGEST // 2**20} MiB, the most that is read"
-BUFFER = 2**18  # bytes
-SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 BATCH = 1024  # rows of Parquet read at once
 
 
@@ -52,64 +57,59 @@ class Row:
     place: str  # "reviews.csv, line 12"; inside a zip "x.zip:member.csv, line 12"
 
 
-@dataclass(frozen=True)
-class InputFile:
-    """Something to read: what errors call it, how its bytes are had (anew each time), and its folder's label."""
+class MissingColumn(UserError):
+    """A column that a file does not have. The advice at its end is for a recipe; a command with other options gives its
+    own by `advise`."""
 
-    name: str
-    open: Callable[[], BinaryIO]
-    label: str | None = None  # plain text in class folders: the whole file is one text with this label
+    def __init__(self, found: str, column: str) -> None:
+        self.found, self.column = found, column  # which of Columns: text, pair, label or group
+        super().__init__(f"{found}; choose one with --set data.{column}=NAME")
+
+    def advise(self, option: str) -> UserError:
+        return UserError(f"{self.found}; choose one with {option} NAME")
 
 
 def read_csv(source: InputFile, columns: Columns) -> Iterator[Row]:
-    """RFC 4180: a quoted field may hold separators, line ends and doubled quotes. The header decides the separator."""
-    csv.field_size_limit(LARGEST)  # one value for the whole process; Python's own 131,072 is less than a long review
-    lines = _lines(source)
-    head, names, separator = _csv_header(source, lines, columns)
-    places = _places(source, names, columns, separator)
-    reader = csv.reader(lines, delimiter=separator, strict=True)
-    pick, width, last = _picker(places), len(names), head
-    while True:
-        first = last + 1
-        try:
-            record = next(reader, None)
-        except csv.Error as error:
-            _refuse_record(source, first, head + reader.line_num, separator, str(error))
-        last = head + reader.line_num
-        if record is None:
-            return
-        if len(record) != width:
-            if not record:  # a blank line
-                continue
-            _refuse_width(f"{source.name}, line {first}", len(record), names, separator)
-        yield pick(record, f"{source.name}, line {first}")
+    """The wanted columns of a CSV file."""
+    yield from _picked(source, csv_records(source, columns.wanted().values()), columns)
 
 
 def read_tsv(source: InputFile, columns: Columns) -> Iterator[Row]:
-    """Tabs and nothing else: no quoting. If the text is the last column it takes the rest of the line, tabs too."""
-    lines = _lines(source)
-    names = _tsv_header(source, lines)
-    places = _places(source, names, columns, "\t")
-    pick, width = _picker(places), len(names)
-    most = width - 1 if places["text"] == width - 1 else -1
-    for number, line in enumerate(lines, 2):
-        record = _line(line).split("\t", most)
-        if len(record) != width:
-            if record == [""]:
-                continue
-            _refuse_width(f"{source.name}, line {number}", len(record), names, "\t")
-        yield pick(record, f"{source.name}, line {number}")
+    """The wanted columns of a TSV file."""
+    yield from _picked(source, tsv_records(source, columns.text), columns)
+
+
+def read_xlsx(source: InputFile, columns: Columns) -> Iterator[Row]:
+    """The wanted columns of the first sheet of an Excel workbook. Needs openpyxl."""
+    yield from _picked(source, xlsx_records(source), columns)
+
+
+def _picked(source: InputFile, table: Records, columns: Columns) -> Iterator[Row]:
+    places = places_of(source, table.names, columns, table.separator)
+    pick = _picker(places)
+    for place, record in table.rows:
+        if not table.separator:
+            refuse_errors(record, columns.wanted().values(), table.names, place)
+        yield pick(record, place)
+
+
+def refuse_errors(record: Sequence[object], wanted: Iterable[str], names: Sequence[str], place: str) -> None:
+    """A cell that is to be read must not be #N/A or another error of a spreadsheet."""
+    for name in wanted:
+        cell = record[names.index(name)]
+        if isinstance(cell, ErrorCell):
+            raise UserError(f"{place}: column {name!r} holds the error {cell}; correct its formula, or empty the cell")
 
 
 def read_jsonl(source: InputFile, columns: Columns) -> Iterator[Row]:
     """One JSON object a line. A text is a string, or null for an empty one; a label may be missing."""
     label_seen, place = columns.label is None, ""
     table: dict[str, Any] = {}
-    for number, line in enumerate(_lines(source), 1):
+    for number, line in enumerate(lines_of(source), 1):
         if not line.strip():
             continue
         place = f"{source.name}, line {number}"
-        table = _json_object(line, place)
+        table = json_object(line, place)
         label_seen = label_seen or columns.label in table
         text = _text(table, "text", columns.text, place)
         pair = None if columns.pair is None else _text(table, "pair", columns.pair, place)
@@ -119,7 +119,7 @@ def read_jsonl(source: InputFile, columns: Columns) -> Iterator[Row]:
             _no_half_characters([text, pair, label, group], place)
         yield Row(text, pair, label, group, place)
     if place and not label_seen:
-        raise UserError(f"{source.name}: no line has {_missing('label', str(columns.label), list(table))}")
+        raise MissingColumn(f"{source.name}: no line has {_missing(str(columns.label), list(table))}", "label")
 
 
 def read_text(source: InputFile, columns: Columns) -> Iterator[Row]:
@@ -128,8 +128,8 @@ def read_text(source: InputFile, columns: Columns) -> Iterator[Row]:
         extra = "pair" if columns.pair is not None else "group"
         raise UserError(f"{source.name}: plain text has no columns, but data.{extra} = {getattr(columns, extra)!r}")
     if columns.label is None:
-        for number, line in enumerate(_lines(source), 1):
-            yield Row(_line(line), None, None, None, f"{source.name}, line {number}")
+        for number, line in enumerate(lines_of(source), 1):
+            yield Row(without_end(line), None, None, None, f"{source.name}, line {number}")
         return
     if source.label is None:
         raise UserError(
@@ -137,18 +137,18 @@ def read_text(source: InputFile, columns: Columns) -> Iterator[Row]:
             "Parquet, or text files in one folder for each label, such as train/neg/1.txt and train/pos/1.txt"
         )
     pieces, size = [], 0
-    for line in _lines(source):
+    for line in lines_of(source):
         pieces.append(line)
         size += len(line)
-        if size > LARGEST:
-            raise UserError(f"{source.name}: one text of over {_MOST}")
-    yield Row(_line("".join(pieces)), None, source.label.strip() or None, None, f"{source.name}, line 1")
+        if size > records.LARGEST:
+            raise UserError(f"{source.name}: one text of over {records.MOST}")
+    yield Row(without_end("".join(pieces)), None, source.label.strip() or None, None, f"{source.name}, line 1")
 
 
 def read_parquet(source: InputFile, columns: Columns) -> Iterator[Row]:
     """Parquet, batch by batch, only the columns that are wanted. Needs pyarrow. Null is an empty text, or no label."""
-    with _parquet(source) as table:
-        _places(source, table.schema_arrow.names, columns, "")
+    with parquet_file(source) as table:
+        places_of(source, table.schema_arrow.names, columns, "")
         _check_kinds(source, table.schema_arrow, columns)
         theirs, number = (columns.text, columns.pair, columns.label, columns.group), 0
         for batch in table.iter_batches(batch_size=BATCH, columns=sorted({name for name in theirs if name})):
@@ -161,7 +161,8 @@ def read_parquet(source: InputFile, columns: Columns) -> Iterator[Row]:
 
 
 @contextmanager
-def _parquet(source: InputFile) -> Iterator[Any]:
+def parquet_file(source: InputFile) -> Iterator[Any]:
+    """A Parquet file, open."""
     try:
         import pyarrow as arrow
         from pyarrow import parquet
@@ -169,7 +170,7 @@ def _parquet(source: InputFile) -> Iterator[Any]:
         raise UserError(f"{source.name}: reading Parquet needs pyarrow: pip install 'qkv[parquet]'") from None
     with source.open() as stream:
         try:
-            with parquet.ParquetFile(stream, buffer_size=BUFFER, pre_buffer=False) as table:
+            with parquet.ParquetFile(stream, buffer_size=records.BUFFER, pre_buffer=False) as table:
                 yield table
         except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
             raise UserError(f"{source.name}: not a Parquet file that can be read: {_brief(error)}") from None
@@ -178,124 +179,37 @@ def _parquet(source: InputFile) -> Iterator[Any]:
 def names_in(source: InputFile, kind: str) -> list[str]:
     """The columns a file has, by its header, its first object or its schema; plain text has none."""
     if kind == ".csv":
-        return _csv_header(source, _lines(source), Columns())[1]
+        return csv_records(source, Columns().wanted().values()).names
     if kind == ".tsv":
-        return _tsv_header(source, _lines(source))
+        return tsv_records(source, Columns().text).names
+    if kind == ".xlsx":
+        return xlsx_records(source).names
     if kind in (".jsonl", ".ndjson", ".json"):
-        lines = ((number, line) for number, line in enumerate(_lines(source), 1) if line.strip())
-        return next((list(_json_object(line, f"{source.name}, line {number}")) for number, line in lines), [])
+        lines = ((number, line) for number, line in enumerate(lines_of(source), 1) if line.strip())
+        return next((list(json_object(line, f"{source.name}, line {number}")) for number, line in lines), [])
     if kind == ".parquet":
-        with _parquet(source) as table:
+        with parquet_file(source) as table:
             return list(table.schema_arrow.names)
     return []
-
-
-# --- bytes -> lines
-
-
-def _lines(source: InputFile) -> Iterator[str]:
-    """Lines with their ends, split at \\n only (no other byte of UTF-8 looks like it), each of bounded length."""
-    with source.open() as raw:
-        buffered = io.BufferedReader(cast(io.RawIOBase, raw), BUFFER)  # what gzip and zip give does as well
-        start = buffered.peek(3)[:3]
-        if start[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            raise UserError(f"{source.name}, line 1, byte 1: UTF-16, not UTF-8; {_iconv(source, 'utf-16')}")
-        number, done = 0, len(buffered.read(3)) if start == codecs.BOM_UTF8 else 0
-        while line := buffered.readline(LARGEST + 1):
-            number += 1
-            if len(line) > LARGEST:
-                advice = "one text or one record must stand in each line"
-                raise UserError(f"{source.name}, line {number}: a line of over {_MOST}; {advice}")
-            if b"\0" in line:
-                found = "a NUL byte, which is no text; if the file is UTF-16: "
-                raise UserError(f"{source.name}, line {number}: {found}{_iconv(source, 'utf-16')}")
-            try:
-                yield line.decode()
-            except UnicodeDecodeError as error:
-                where = f"{source.name}, line {number}, byte {done + error.start + 1}"
-                found = f"{line[error.start]:#04x} is not UTF-8"
-                raise UserError(f"{where}: {found}; {_iconv(source, 'latin1')}") from None
-            done += len(line)
-
-
-def plain_lines(source: InputFile) -> Iterator[tuple[int, str]]:
-    """Each line of plain text with its number and without its end: \\n, \\r\\n or a lone \\r."""
-    number = 0
-    for some in _lines(source):
-        for line in _line(some).split("\r"):
-            number += 1
-            yield number, line
-
-
-def _iconv(source: InputFile, encoding: str) -> str:
-    name = source.name.rpartition(":")[2].removesuffix(".gz")
-    return f"convert it, if that is what it is: iconv -f {encoding} -t utf-8 {name} > new-{name}"
-
-
-def _line(line: str) -> str:
-    """A line without its end: \\n or \\r\\n. U+0085 and U+2028 are text."""
-    return line.removesuffix("\n").removesuffix("\r")
 
 
 # --- columns
 
 
-def _csv_header(source: InputFile, lines: Iterator[str], columns: Columns) -> tuple[int, list[str], str]:
-    """Lines the header takes (a quoted name may hold a line end), its names, and the separator that gives them.
-
-    The separator is the one by which all wanted columns are found. Where none does, the one that finds most names is
-    used for the error."""
-    taken: list[str] = []
-
-    def tee() -> Iterator[str]:
-        for line in lines:
-            taken.append(line)
-            yield line
-
-    wanted, best, problem = set(columns.wanted().values()), (-1, 0, [""], ","), ""
-    try:
-        if not any(csv.reader(tee())):
-            raise UserError(f"{source.name}: empty; the first line must name the columns")
-    except csv.Error as error:
-        _refuse_record(source, 1, len(taken), ",", str(error))
-    for separator in SEPARATORS:
-        try:
-            names = [name.strip() for name in next(filter(None, csv.reader(taken, delimiter=separator, strict=True)))]
-        except csv.Error as error:
-            problem = problem or str(error)
-            continue
-        if wanted <= set(names):
-            return len(taken), names, separator
-        best = max(best, (len(wanted & set(names)), len(names), names, separator))
-    if best[0] < 0:
-        _refuse_record(source, 1, len(taken), ",", problem)
-    return len(taken), best[2], best[3]
-
-
-def _tsv_header(source: InputFile, lines: Iterator[str]) -> list[str]:
-    header = next(lines, "").strip("\r\n")
-    if not header.strip():
-        raise UserError(f"{source.name}: empty; the first line must name the columns")
-    return [name.strip() for name in header.split("\t")]
-
-
-def _places(source: InputFile, names: Sequence[str], columns: Columns, separator: str) -> dict[str, int]:
+def places_of(source: InputFile, names: Sequence[str], columns: Columns, separator: str) -> dict[str, int]:
     """Where each wanted column stands: "text" -> 0. Or a sentence on why there is none."""
     where = f"{source.name}, line 1" if separator else source.name
     for ours, theirs in columns.wanted().items():
         if names.count(theirs) > 1:
             raise UserError(f"{where}: column {theirs!r} is there twice; give each column a name of its own")
         if theirs not in names:
-            known = f"{where}: no column {_missing(ours, theirs, names)}"
-            if separator == "\t" and len(names) == 1:
-                known += _other_separator(names[0])
-            raise UserError(known)
+            other = _other_separator(names[0]) if separator == "\t" and len(names) == 1 else ""
+            raise MissingColumn(f"{where}: no column {_missing(theirs, names)}{other}", ours)
     return {ours: names.index(theirs) for ours, theirs in columns.wanted().items()}
 
 
-def _missing(ours: str, theirs: str, names: Sequence[str]) -> str:
-    few = [_short(name) for name in names[:50]]
-    return f"{theirs!r}; {nearest(theirs, few)}; choose one with --set data.{ours}=NAME"
+def _missing(theirs: str, names: Sequence[str]) -> str:
+    return f"{theirs!r}; {nearest(theirs, [_short(name) for name in names[:50]])}"
 
 
 def _other_separator(header: str) -> str:
@@ -318,34 +232,11 @@ def _picker(places: dict[str, int]) -> Callable[[Sequence[str], str], Row]:
     return pick
 
 
-def _refuse_record(source: InputFile, first: int, now: int, separator: str, error: str) -> NoReturn:
-    """What the csv module says about a record, for people."""
-    where = f"{source.name}, line {first}"
-    if "unexpected end of data" in error:
-        raise UserError(f"{where}: a quote opens in this record and is not closed before the end of the file")
-    if "field limit" in error:
-        raise UserError(f"{where}: a field of over {_MOST}; is a quote in this record not closed?")
-    if "new-line character" in error:
-        raise UserError(f"{where}: a line ends with \\r alone; convert it: tr '\\r' '\\n' < OLD.csv > NEW.csv")
-    if "expected after" in error:
-        raise UserError(
-            f"{where}: in this record, in line {now}, something else than {separator!r} follows a closing quote; "
-            "a quote inside a quoted field is written twice"
-        )
-    raise UserError(f"{where}: not CSV: {error}")
-
-
-def _refuse_width(place: str, found: int, names: Sequence[str], separator: str) -> NoReturn:
-    cause = "a line end" if found < len(names) else f"a {separator!r}" if separator != "\t" else "a tab"
-    advice = " A field that holds one needs quotes" if separator != "\t" else ""
-    count = "1 field" if found == 1 else f"{found} fields"
-    raise UserError(f"{place}: {count}, but the header names {len(names)}; is {cause} inside a text?{advice}")
-
-
 # --- values
 
 
-def _json_object(line: str, place: str) -> dict[str, Any]:
+def json_object(line: str, place: str) -> dict[str, Any]:
+    """The object in a line."""
     try:
         table = json.loads(line, parse_constant=_no_constant)
     except RecursionError:
@@ -366,7 +257,7 @@ def _no_constant(name: str) -> NoReturn:
 
 def _text(table: dict[str, Any], ours: str, name: str, place: str) -> str:
     if name not in table:
-        raise UserError(f"{place}: no key {_missing(ours, name, list(table))}")
+        raise MissingColumn(f"{place}: no key {_missing(name, list(table))}", ours)
     value = table[name]
     if value is not None and not isinstance(value, str):
         raise UserError(f"{place}: {name} is {_kind(value)}, not text")
@@ -393,6 +284,12 @@ def _no_half_characters(texts: Sequence[str | None], place: str) -> None:
         except UnicodeEncodeError as error:
             found = f"{error.object[error.start]!r} is half of a character (a lone surrogate), not text"
             raise UserError(f"{place}: {found}") from None
+
+
+def check_parquet(source: InputFile, columns: Columns) -> None:
+    """The texts of a Parquet file must be strings."""
+    with parquet_file(source) as table:
+        _check_kinds(source, table.schema_arrow, columns)
 
 
 def _check_kinds(source: InputFile, schema: Any, columns: Columns) -> None:

@@ -31,7 +31,7 @@ from qkv.tokenizer.tokenizer import Tokenizer
 from qkv.tokenizer.train import train_tokenizer
 
 TARGET = "target_tokenizer.json"
-VERSION = 6  # of all that decides what a store holds beside its inputs
+VERSION = 7  # of all that decides what a store holds beside its inputs
 TRAINING_CHARACTERS = 100_000_000  # a tokenizer learns nothing more from more text
 
 
@@ -53,6 +53,18 @@ class Prepared:
         return sum(self.counts[split].values())
 
 
+@dataclass(frozen=True)
+class GivenTokenizers:
+    """Tokenizers that are not trained here: those of a pre-trained model."""
+
+    source: Tokenizer
+    target: Tokenizer | None = None  # of translations, where it is another
+
+    def identity(self) -> str:
+        whole = self.source.to_json()
+        return hashed(whole if self.target is None else [whole, self.target.to_json()])
+
+
 @dataclass
 class _Tally:
     """What the first pass counts."""
@@ -65,6 +77,7 @@ class _Tally:
     first_unlabelled: str = ""
     elsewhere: int = 0  # rows that are also in a file that is held out
     first_elsewhere: str = ""
+    untrained: Counter[str] = field(default_factory=Counter)  # rows split off with a label that no training row has
     first_of: dict[str, str] = field(default_factory=dict)  # label -> place of its first row
 
     def notes(self) -> list[str]:
@@ -73,6 +86,9 @@ class _Tally:
             said.append(f"{self.empty:,} rows have no text and are left out, first {self.first_empty}")
         if self.unlabelled:
             said.append(f"{self.unlabelled:,} rows have no label and are left out, first {self.first_unlabelled}")
+        if self.untrained:
+            found = f"{self.untrained.total():,} validation and test rows have a label that no training row has"
+            said.append(f"{found} and are left out: {listed(list(self.untrained)[:5])}")
         if self.elsewhere:
             found = f"{self.elsewhere:,} rows are also in a validation or test file"
             said.append(f"{found} and are left out, first {self.first_elsewhere}")
@@ -83,13 +99,14 @@ class _Tally:
         self.first_elsewhere = self.first_elsewhere or row.place
 
 
-def prepare(corpus: Corpus, wanted: TokenizerConfig | Tokenizer, cache: Path, say: Say = silent) -> Prepared:
+def prepare(corpus: Corpus, wanted: TokenizerConfig | GivenTokenizers, cache: Path, say: Say = silent) -> Prepared:
     """Stores and tokenizer of a corpus: from the cache, or made now. Only one process makes them, others wait. A
     tokenizer is trained as configured, unless one is given."""
     # The order of label names is the order of the labels, and not part of the data's hash.
-    by = hashed(wanted.to_json()) if isinstance(wanted, Tokenizer) else wanted.model_dump()
+    by = wanted.identity() if isinstance(wanted, GivenTokenizers) else wanted.model_dump()
     format = {**asdict(corpus.format), "sentences": corpus.format.sentences and identity(corpus.format.sentences)}
-    folder = cache / "stores" / hashed([VERSION, corpus.data_hash, list(corpus.label_names), by, format])[:32]
+    inputs = [VERSION, corpus.data_hash, sorted(corpus.split_off), list(corpus.label_names), by, format]
+    folder = cache / "stores" / hashed(inputs)[:32]
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with filelock.FileLock(folder.with_suffix(".lock")):
@@ -106,9 +123,11 @@ def prepare(corpus: Corpus, wanted: TokenizerConfig | Tokenizer, cache: Path, sa
     return _open(corpus, folder)
 
 
-def _make(corpus: Corpus, wanted: TokenizerConfig | Tokenizer, folder: Path, say: Say) -> None:
+def _make(corpus: Corpus, wanted: TokenizerConfig | GivenTokenizers, folder: Path, say: Say) -> None:
     tally, format = _Tally(), corpus.format
-    say("reading the corpus" if isinstance(wanted, Tokenizer) else "reading the corpus and training the tokenizer")
+    say(
+        "reading the corpus" if isinstance(wanted, GivenTokenizers) else "reading the corpus and training the tokenizer"
+    )
     tokenizer, target = _tokenizers(corpus, wanted, tally)
     labels = _labels(corpus, tally)
     facts = {"labels": list(labels), "counts": tally.counts, "bytes": tally.text_bytes, "notes": tally.notes()}
@@ -118,7 +137,8 @@ def _make(corpus: Corpus, wanted: TokenizerConfig | Tokenizer, folder: Path, say
         if target is not None:
             (made / TARGET).write_text(target.to_json(), encoding="utf-8")
         for split in ("train", "validation"):
-            rows = (row for _, row in corpus.rows([split]) if _is_whole(corpus, row))
+            whole = (row for _, row in corpus.rows([split]) if is_whole(corpus, row))
+            rows = (row for row in whole if not labels or corpus.label_of(row) in labels)
             with Writer(made, split, pairs=_has_pairs(corpus), numbers=format.labels == "numbers") as writer:
                 if format.sentences is not None:
                     write_sentences(rows, tokenizer, format.sentences, writer)
@@ -128,7 +148,7 @@ def _make(corpus: Corpus, wanted: TokenizerConfig | Tokenizer, folder: Path, say
         corpus.check_unchanged()
 
 
-def _is_whole(corpus: Corpus, row: Row) -> bool:
+def is_whole(corpus: Corpus, row: Row) -> bool:
     """Whether a row has text and label."""
     return _has_text(corpus, row) and _counted_as(corpus, row) is not None
 
@@ -160,14 +180,13 @@ def _number(corpus: Corpus, labels: dict[str, int], row: Row) -> float:
 
 
 def _tokenizers(
-    corpus: Corpus, wanted: TokenizerConfig | Tokenizer, tally: _Tally
+    corpus: Corpus, wanted: TokenizerConfig | GivenTokenizers, tally: _Tally
 ) -> tuple[Tokenizer, Tokenizer | None]:
     """The tokenizer, and the target tokenizer where it is another. All rows are counted on the way."""
     rows = _training_rows(corpus, tally)
     first = next(rows, None)
-    made: Tokenizer | None = wanted if isinstance(wanted, Tokenizer) else None
-    target = None
-    if not isinstance(wanted, Tokenizer) and first is not None:
+    made, target = (wanted.source, wanted.target) if isinstance(wanted, GivenTokenizers) else (None, None)
+    if isinstance(wanted, TokenizerConfig) and first is not None:
         keys = wanted.model_dump(exclude={"shared"}) | {"around": corpus.format.special_tokens}
         every = itertools.chain([first], rows)
         if corpus.format.aligned and not wanted.shared:
@@ -221,11 +240,13 @@ def _labels(corpus: Corpus, tally: _Tally) -> dict[str, int]:
     rank = {name: number for number, name in enumerate(corpus.label_names.values())}
     whole = all(re.fullmatch(r"-?[0-9]{1,1000}", label) for label in counted)
     labels = sorted(counted, key=lambda label: (rank.get(label, len(rank)), int(label) if whole else 0, label))
-    for label in itertools.chain(tally.counts["validation"], tally.counts["test"]):
-        if label not in counted:
-            raise UserError(
-                f"{tally.first_of[label]}: label {label!r} is in no training row; known: {listed(labels[:100])}"
-            )
+    for split in ("validation", "test"):
+        for label in [label for label in tally.counts[split] if label not in counted]:
+            if split not in corpus.split_off:
+                raise UserError(
+                    f"{tally.first_of[label]}: label {label!r} is in no training row; known: {listed(labels[:100])}"
+                )
+            tally.untrained[label] += tally.counts[split].pop(label)
     return {label: number for number, label in enumerate(labels)}
 
 

@@ -28,7 +28,7 @@ class BatchSampler:
         ceilings = _ceilings(int(lengths.max(initial=1)))
         cells_NK = np.searchsorted(ceilings, lengths if lengths.ndim == 2 else lengths[:, None])
         self._cells = _in_turns(cells_NK, len(ceilings))
-        self._seed = seed
+        self.seed = seed
         self._cuts = _cut(ceilings[cells_NK[np.argsort(self._cells, kind="stable")]], budget)
         self._epoch, self._order = -1, np.zeros(0, np.int64)  # the last epoch's order: kept for speed, never needed
         self._batches = self._order
@@ -42,9 +42,9 @@ class BatchSampler:
         """The epoch that batch `number` (from 0, over all epochs) falls in, and its examples."""
         epoch, k = divmod(number, self.batches)
         if epoch != self._epoch:
-            keys = stream(self._seed, "order", epoch, 0).random_raw(len(self._cells))
+            keys = stream(self.seed, "order", epoch, 0).random_raw(len(self._cells))
             self._order = np.lexsort((keys, self._cells))
-            self._batches = permutation(stream(self._seed, "order", epoch, 1), self.batches)
+            self._batches = permutation(stream(self.seed, "order", epoch, 1), self.batches)
             self._epoch = epoch
         chosen = self._batches[k]
         return epoch, self._order[self._cuts[chosen] : self._cuts[chosen + 1]]

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -26,6 +26,7 @@ from qkv.schema import UserError
 
 CONFIG, GENERATION, TOKENIZER = "config.json", "generation_config.json", "tokenizer.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+MODULES, POOLING = "modules.json", "1_Pooling/"  # of sentence-transformers
 LARGEST_TEXT = 10_000_000  # bytes of JSON, also of the JSON inside a safetensors file: parsed it takes 20 times as much
 LARGEST_FILE = 100_000_000  # bytes of a tokenizer's file
 DEEPEST = 50  # levels of JSON; far below where printing or copying a value would run out of stack
@@ -35,7 +36,11 @@ DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
     "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
 }  # fmt: skip
-ACCEPTED = f"accepted: a run, a bundled model, or a folder with {CONFIG} and {WEIGHTS} as `save_pretrained` writes it"
+ACCEPTED = (
+    f"accepted: a run, a name of `qkv models list`, or a folder with {CONFIG} and {WEIGHTS} as `save_pretrained` "
+    "writes it"
+)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,7 @@ class Folder:
     config: dict[str, Any]  # config.json
     generation: dict[str, Any]  # generation_config.json, empty where there is none
     tokenizer: Path | None  # tokenizer.json, where there is one
+    pooling: dict[str, Any]  # config.json of the pooling module of sentence-transformers, empty where there is none
     shapes: dict[str, tuple[int, ...]]  # of every tensor
     dtypes: dict[str, torch.dtype]  # of every tensor; buffers such as position ids may be whole numbers
     handles: dict[str, Any] = field(repr=False, compare=False)  # tensor name -> its open safetensors file
@@ -81,12 +87,13 @@ def open_folder(path: Path) -> Folder:
     """Check a folder and read what describes it. No tensor is read: shapes come from the headers of the files."""
     try:
         if not path.is_dir():
-            problem = "not a folder" if path.exists() else "no such model; qkv does not download models"
+            problem = "not a folder" if path.exists() else "no such model"
             raise UserError(f"{path}: {problem}; {ACCEPTED}")
         config = _read_json(path, CONFIG)
         if config is None:
             raise UserError(f"{path}: has no {CONFIG}; {ACCEPTED}")
         generation, tokenizer = _read_json(path, GENERATION) or {}, _file(path, TOKENIZER)
+        pooling = _read_pooling(path)
         placed = _placed(path)
         shapes, dtypes, handles = {}, {}, {}
         for file in sorted(set(placed.values())) or [WEIGHTS]:
@@ -101,7 +108,7 @@ def open_folder(path: Path) -> Folder:
             raise UserError(f"{path / INDEX}: places tensor {name!r} in {file}, which does not hold it")
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror or error}") from None
-    return Folder(path, config, generation, tokenizer, shapes, dtypes, handles)
+    return Folder(path, config, generation, tokenizer, pooling, shapes, dtypes, handles)
 
 
 def _file(folder: Path, name: str) -> Path | None:
@@ -118,8 +125,22 @@ def _file(folder: Path, name: str) -> Path | None:
     return real
 
 
+def _read_pooling(folder: Path) -> dict[str, Any]:
+    """How sentence-transformers pools the tokens of a text: its list of modules says where that is written."""
+    for module in _read_value(folder, MODULES, list) or []:
+        is_pooling = isinstance(module, dict) and str(module.get("type")).endswith(".Pooling")
+        if is_pooling and PLAIN_NAME.fullmatch(str(module.get("path"))):
+            return _read_json(folder, f"{module['path']}/{CONFIG}") or {}
+    return {}
+
+
 def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
     """The object in a JSON file, None where there is no such file."""
+    return _read_value(folder, name, dict)
+
+
+def _read_value(folder: Path, name: str, kind: type[T]) -> T | None:
+    """The object or list in a JSON file, None where there is no such file."""
     file = _file(folder, name)
     if file is None:
         return None
@@ -127,12 +148,13 @@ def _read_json(folder: Path, name: str) -> dict[str, Any] | None:
         if file.stat().st_size > LARGEST_TEXT:
             raise ValueError("it is larger")
         value = json.loads(file.read_bytes().decode("utf-8"))
-        if not isinstance(value, dict):
+        if not isinstance(value, kind):
             raise ValueError(f"it holds a {type(value).__name__}")
         if _depth(value) > DEEPEST:
             raise ValueError("it is nested deeper")
     except (ValueError, RecursionError) as error:
-        wanted = f"a JSON object in UTF-8, at most {LARGEST_TEXT:,} bytes and {DEEPEST} levels deep"
+        form = "object" if kind is dict else "list"
+        wanted = f"a JSON {form} in UTF-8, at most {LARGEST_TEXT:,} bytes and {DEEPEST} levels deep"
         raise UserError(f"{folder / name}: must be {wanted}; {error}") from None
     return value
 
@@ -229,7 +251,7 @@ def write_folder(
     before it appears, to try it; what it says becomes README.md."""
     own = {CONFIG: _json(config), **({GENERATION: _json(generation)} if generation else {})}
     for name in files:
-        if not PLAIN_NAME.fullmatch(name) or name in (CONFIG, GENERATION, WEIGHTS, INDEX):
+        if not PLAIN_NAME.fullmatch(name.removeprefix(POOLING)) or name in (CONFIG, GENERATION, WEIGHTS, INDEX):
             raise UserError(f"{_shown(name)!r}: accepted: the plain name of a file that this folder does not have yet")
     target = Path(os.path.realpath(path))
     weights = sum(tensor.nbytes + 256 for tensor in tensors.values())
@@ -265,6 +287,7 @@ def _check_place(target: Path, needed: int) -> None:
 
 def _fill(folder: Path, files: Mapping[str, bytes], tensors: Mapping[str, Tensor]) -> None:
     for name, content in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)
     weights = folder / WEIGHTS
     save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, weights, {"format": "pt"})

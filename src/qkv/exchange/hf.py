@@ -32,6 +32,17 @@ LEFTOVERS = re.compile(
 )
 
 
+POOLERS = ("tanh", "gelu", "relu", "none")
+
+
+class _NoArchitecture(UserError):
+    """No foreign architecture has these parts."""
+
+    def __init__(self, nearest: str) -> None:
+        super().__init__(f"no Hugging Face architecture has these parts; {nearest}")
+        self.nearest = nearest
+
+
 def read_model(folder: Folder) -> tuple[Model, ModelConfig]:
     """The model in a Hugging Face folder or in one of our own, with its weights in float32."""
     if folder.config.get("model_type") == KIND:
@@ -54,11 +65,23 @@ def read_model(folder: Folder) -> tuple[Model, ModelConfig]:
 
 def is_exportable(config: ModelConfig) -> bool:
     """Whether some foreign architecture has these parts."""
+    return export_problem(config) is None
+
+
+def export_problem(config: ModelConfig) -> str | None:
+    """The parts that no foreign architecture has, by the nearest one; None where one has them all."""
     try:
         _architecture_of(config)
-    except UserError:
-        return False
-    return True
+    except _NoArchitecture as error:
+        return error.nearest
+    return None
+
+
+def exportable_pooler(config: ModelConfig) -> str:
+    """The pooler with which these parts are a Hugging Face architecture: their own if it is, and where none is. BERT's
+    classifier has tanh, RoFormer's the activation of its layers."""
+    own = config.resolve().pooler
+    return next((one for one in (own, *POOLERS) if is_exportable(config.replace(pooler=one))), own)
 
 
 def as_files(model: Model, config: ModelConfig, carried: Mapping[str, Any]) -> ModelFiles:
@@ -289,9 +312,7 @@ def _architecture_of(config: ModelConfig) -> tuple[Architecture, Variant]:
                     return architecture, variant
                 misfits.append((variant.head != config.resolve().head, len(problems), variant.name, problems))
     _, _, name, problems = min(misfits)
-    raise UserError(
-        f"no Hugging Face architecture has these parts; the nearest is {name}, which needs {listed(problems)}"
-    )
+    raise _NoArchitecture(f"the nearest is {name}, which needs {listed(problems)}")
 
 
 def _problems(c: ModelConfig, architecture: Architecture, variant: Variant) -> Iterator[str]:

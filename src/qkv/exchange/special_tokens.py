@@ -1,4 +1,4 @@
-"""Labels and special tokens of a foreign model, from its config.json and generation_config.json.
+"""Labels, special tokens and pooling of a foreign model, from its config.json and the files beside it.
 
 A config may be hostile: whatever is printed or used as an index is checked, the rest is ignored.
 """
@@ -20,6 +20,8 @@ CARRIED = {  # keys of a config.json that an export keeps: none is executed, non
     "activation_dropout", "seq_classif_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "dropout_rate",
     "initializer_range", "init_std", "initializer_factor", "rope_theta", "task_specific_params",
 }  # fmt: skip
+
+POOL_NAMES = {"cls": "first", "cls_token": "first", "mean": "mean", "mean_tokens": "mean", "lasttoken": "last"}
 
 
 @dataclass(frozen=True)
@@ -85,3 +87,12 @@ def max_positions(folder: Folder, config: ModelConfig) -> int | None:
     """Positions that an input may use, where the model's table has more: BART's has two that are unused."""
     stated = folder.config.get("max_position_embeddings")
     return stated if type(stated) is int and config.positions == "learned" and 0 < stated < config.context else None
+
+
+def embedding_pool(folder: Folder) -> str:
+    """How a folder of sentence-transformers pools the tokens of a text, by our name where there is one; else mean."""
+    said = folder.pooling
+    flags = [key.removeprefix("pooling_mode_") for key, on in said.items() if key.startswith("pooling_mode_") and on]
+    named = said.get("pooling_mode")
+    found = [named] if isinstance(named, str) else flags
+    return "mean" if not found else POOL_NAMES.get(found[0], found[0]) if len(found) == 1 else "+".join(found)

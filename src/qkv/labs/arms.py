@@ -102,7 +102,7 @@ class Bench:
                 "task": "complete",
                 "seed": setting.seed,
                 "data": {"corpus": corpus, "length": length},
-                "tokenizer": {"kind": "wordpiece", "vocab_size": 1000},
+                "tokenizer": {"kind": "wordpiece", "vocab_size": 1000, "lowercase": True},
                 "model": model,
                 "train": train,
             },

@@ -74,9 +74,12 @@ class TextHead(nn.Module):
 
     def answer(self, x_BD: Tensor) -> Tensor:
         """The answers for pooled vectors."""
-        if self.dense is not None:
-            x_BD = self.activation(self.dense(x_BD))
+        x_BD = self.vector(x_BD)
         return x_BD if self.output is None else self.output(self.drop(x_BD))
+
+    def vector(self, x_BD: Tensor) -> Tensor:
+        """What the output layer reads, for pooled vectors."""
+        return x_BD if self.dense is None else self.activation(self.dense(x_BD))
 
 
 def _first(keep_BL: Tensor) -> Tensor:

@@ -274,17 +274,35 @@ def hidden_states(
 def text_answers(
     model: Encoder | Decoder, tokens_BL: Tensor, keep_BL: Tensor | None, segments_BL: Tensor | None
 ) -> Tensor:
-    """One answer for each text. Where it is read off one token, the last layer is computed for that token only."""
-    head = model.text
-    if head is None:
+    """One answer for each text."""
+    head = _text_head(model)
+    return head.answer(_pooled(model, head, tokens_BL, keep_BL, segments_BL))
+
+
+def text_vectors(
+    model: Encoder | Decoder, tokens_BL: Tensor, keep_BL: Tensor | None, segments_BL: Tensor | None
+) -> Tensor:
+    """What the output layer of the text head reads (B, D)."""
+    head = _text_head(model)
+    return head.vector(_pooled(model, head, tokens_BL, keep_BL, segments_BL))
+
+
+def _text_head(model: Encoder | Decoder) -> TextHead:
+    if model.text is None:
         raise UserError(
             "this model was built without a head for texts; accepted: model.head = 'classification' or 'regression'"
         )
-    if head.place is None or tokens_BL.shape[-1] == 0:  # the model says best what is wrong with no tokens
-        return head(hidden_states(model, tokens_BL, keep_BL, segments_BL), keep_BL)
+    return model.text
+
+
+def _pooled(
+    model: Encoder | Decoder, head: TextHead, tokens_BL: Tensor, keep_BL: Tensor | None, segments_BL: Tensor | None
+) -> Tensor:
+    """The pooled vectors. Where they are read off one token, the last layer is computed for that token only."""
     whole_BL = torch.ones_like(tokens_BL, dtype=torch.bool) if keep_BL is None else keep_BL
-    at_B = place_in_rows(head.place, whole_BL)
-    return head.answer(hidden_states(model, tokens_BL, keep_BL, segments_BL, at_B))
+    if head.place is None or tokens_BL.shape[-1] == 0:  # the model says best what is wrong with no tokens
+        return head.pool(hidden_states(model, tokens_BL, keep_BL, segments_BL), whole_BL)
+    return hidden_states(model, tokens_BL, keep_BL, segments_BL, place_in_rows(head.place, whole_BL))
 
 
 def _token_logits(words: TokenHead | None, hidden_ND: Tensor, table_VD: Tensor) -> Tensor:

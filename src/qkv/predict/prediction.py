@@ -13,11 +13,20 @@ from torch import Tensor
 
 from qkv.config.recipe import DecodeConfig, Truncation
 from qkv.data.batch import Padded
+from qkv.schema import UserError
 from qkv.tokenizer.tokenizer import Encoded
 
 BATCH_TOKENS = 8192  # of one forward pass, padding included
 UNBOUNDED = 10**9
 Text = str | tuple[str, str]  # one text, or a pair
+
+
+class TextError(UserError):
+    """One of the texts cannot be answered. Whoever gave only some of many texts says which of all it is."""
+
+    def __init__(self, number: int, problem: str) -> None:
+        self.number, self.problem = number, problem  # of the text, from 1
+        super().__init__(f"text {number}{problem}")
 
 
 @dataclass(frozen=True)

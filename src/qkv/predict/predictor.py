@@ -23,11 +23,11 @@ from qkv.data.prepare import TARGET
 from qkv.data.truncation import spans_of
 from qkv.exchange.folder import Folder, open_folder
 from qkv.exchange.hf import read_model
-from qkv.exchange.special_tokens import SpecialTokens, label_names, max_positions, special_tokens
+from qkv.exchange.special_tokens import SpecialTokens, embedding_pool, label_names, max_positions, special_tokens
 from qkv.model.heads import POOLS
 from qkv.model.transformer import Decoder, Encoder, EncoderDecoder, Model, hidden_states, text_answers
 from qkv.predict.generate import DEFAULT_LENGTH, GenerationOptions, generate, pieces, stream_tokens, texts_at_once
-from qkv.predict.prediction import UNBOUNDED, InputOptions, Prediction, Text, TextBatch, batches
+from qkv.predict.prediction import UNBOUNDED, InputOptions, Prediction, Text, TextBatch, TextError, batches
 from qkv.run.folder import Run
 from qkv.schema import UserError, listed, nearest
 from qkv.tokenizer.tokenizer import Encoded, Tokenizer
@@ -55,11 +55,13 @@ class Predictor:
         input_options: InputOptions | None = None,
         target_tokenizer: Tokenizer | None = None,
         max_positions: int | None = None,
+        embedding_pool: str = "mean",
     ) -> None:
         self.model, self.config, self.labels = model.eval(), config.resolve(), labels
         self.special_tokens = special_tokens or SpecialTokens()
         self.input_options = input_options or InputOptions()
         self._tokenizer, self._target_tokenizer, self._max_positions = tokenizer, target_tokenizer, max_positions
+        self.embedding_pool = embedding_pool
 
     def __repr__(self) -> str:
         c = self.config
@@ -120,7 +122,7 @@ class Predictor:
             )
         pairs = [number for number, text in enumerate(texts) if not isinstance(text, str)]
         if pairs and head != "pretraining":
-            raise UserError(f"text {pairs[0] + 1} is a pair; this model takes single texts")
+            raise TextError(pairs[0] + 1, " is a pair; this model takes single texts")
         if isinstance(model, Encoder):
             return self._in_batches(texts, lambda batch: self._pretraining(model, batch, top), progress)
         options = self.generation_options(best, seed, stop, **decode)
@@ -166,7 +168,7 @@ class Predictor:
         )
         for number, one in enumerate(encoded):
             if not one.ids and not self.special_tokens.end:
-                raise UserError(f"text {number + 1} is empty; this model needs a prompt of at least one token")
+                raise TextError(number + 1, " is empty; this model needs a prompt of at least one token")
             if not one.ids:
                 encoded[number] = Encoded([self.special_tokens.end[0]], [0], truncated=False)  # after another text
         return encoded
@@ -190,16 +192,18 @@ class Predictor:
         empty = Prediction("", output="", log_probability=0.0)
         return [one if text.strip() else replace(empty, text=text) for text, one in zip(texts, answers, strict=True)]
 
-    def embed(self, texts: Sequence[Text], *, pool: str = "mean") -> NDArray[np.float32]:
-        """A vector for each text (N, D): the mean of its tokens' last hidden states, the first ([CLS]) or the last."""
-        texts = _checked_texts(texts)
-        if pool not in POOLS:
-            raise UserError(f"pool = {pool!r}: must be one of {listed(POOLS)}")
+    def embed(self, texts: Sequence[Text], *, pool: str | None = None) -> NDArray[np.float32]:
+        """A vector for each text (N, D): the mean of its tokens' last hidden states, the first ([CLS]) or the last.
+        Default: the pooling that a folder of sentence-transformers declares, else the mean. Not normalised."""
+        texts, by = _checked_texts(texts), pool or self.embedding_pool
+        if by not in POOLS:
+            whose = "" if pool else " (declared by the model's folder)"
+            raise UserError(f"pool = {by!r}{whose}: must be one of {listed(POOLS)}")
         truncated: list[Text] = []
 
         def pooled(batch: TextBatch) -> list[NDArray[np.float32]]:
             truncated.extend(text for text, one in zip(batch.texts, batch.encoded, strict=True) if one.truncated)
-            return list(POOLS[pool](self._hidden(batch), batch.keep_BL).numpy())
+            return list(POOLS[by](self._hidden(batch), batch.keep_BL).numpy())
 
         vectors = self._in_batches(texts, pooled)
         if truncated:
@@ -215,7 +219,7 @@ class Predictor:
         encoded = self.tokenizer.encode(texts, self.max_length(), literal=literal)
         for number, one in enumerate(encoded, 1):
             if not one.ids:
-                raise UserError(f"text {number} is empty; this model needs at least one token")
+                raise TextError(number, " is empty; this model needs at least one token")
         return self._run(texts, encoded, answer, progress)
 
     @torch.no_grad()
@@ -271,7 +275,7 @@ class Predictor:
         for number, text in enumerate(texts, 1):
             if self.input_options.literal and isinstance(text, tuple) != self.input_options.pairs:
                 wanted = "a pair of texts" if self.input_options.pairs else "a single text"
-                raise UserError(f"text {number}: this model was trained on {wanted} at a time")
+                raise TextError(number, f": this model was trained on {wanted} at a time")
         if self.input_options.truncation != "head":
             owners, encoded = self._spans(texts)
         else:
@@ -325,8 +329,8 @@ class Predictor:
         if len(without):
             row = int(without[0])
             where = " in the part of it that fits" if batch.encoded[row].truncated else ""
-            found = f"text {batch.numbers[row] + 1}, {_start(batch.texts[row])!r}, has no {mask or 'mask token'}{where}"
-            raise UserError(f"{found}; write it in place of the missing token")
+            found = f", {_start(batch.texts[row])!r}, has no {mask or 'mask token'}{where}"
+            raise TextError(batch.numbers[row] + 1, f"{found}; write it in place of the missing token")
         best = model.logits(self._hidden(batch)[masked_BL]).softmax(-1).topk(top)
         ranked = iter(zip(best.values.tolist(), best.indices.tolist(), strict=True))
         answers = []
@@ -391,6 +395,7 @@ def load_predictor(path: Path) -> Predictor:
         input_options=options,
         target_tokenizer=Tokenizer.from_file(path / TARGET) if (path / TARGET).is_file() else None,
         max_positions=max_positions(opened.folder, opened.config),
+        embedding_pool=embedding_pool(opened.folder),
     )
 
 

@@ -59,7 +59,7 @@ class Checkpoints:
         """Steps whose checkpoint verifies, newest first."""
         return [step for step in self.steps() if not self.problems(step)]
 
-    def save(self, checkpoint: Checkpoint, *, best_step: int) -> None:
+    def save(self, checkpoint: Checkpoint, *, best_step: int | None) -> None:
         """Write a checkpoint, verify it, and only then delete those that are no longer needed."""
         with disk.new_folder(self.folder(checkpoint.step)) as folder:
             save_file(checkpoint.weights, folder / WEIGHTS)

@@ -2,6 +2,8 @@
 
     recipe.toml  config.json  model.safetensors  tokenizer.json  README.md  MANIFEST.json     the root: ready to use
     metrics.jsonl                                                              a line a report
+    validation.json                                                            the kept model, row by row
+    curves.png  reliability.png  confusion.png                                 pictures, when finished
     checkpoints/step-N/                                                        weights, optimiser, progress, manifest
 
 Every file appears whole or not at all, and every reader verifies the manifest. Nothing in a run can execute code.
@@ -18,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -28,10 +32,13 @@ from qkv.data.prepare import TARGET
 from qkv.run.checkpoint import WEIGHTS, Checkpoint, Checkpoints
 from qkv.schema import Section, UserError, describe, read_toml
 
-RECIPE, METRICS, CARD, CURVES, LOCK = "recipe.toml", "metrics.jsonl", "README.md", "curves.png", ".lock"
+RECIPE, METRICS, CARD, VALIDATION, LOCK = "recipe.toml", "metrics.jsonl", "README.md", "validation.json", ".lock"
+COMPARISON = "comparison.json"  # with simpler models, on the same rows
+CURVES, RELIABILITY, CONFUSION = "curves.png", "reliability.png", "confusion.png"
+PICTURES = (CURVES, RELIABILITY, CONFUSION)  # that a card may show
 MODEL_FILES = ("config.json", WEIGHTS, CARD)  # written later than the rest
 MAY_CHANGE = ("train.report_every", "train.eval_every", "train.save_every", "runtime.threads")  # on resume
-VERIFIED = (RECIPE, WEIGHTS, CARD, "config.json", "tokenizer.json", TARGET)
+VERIFIED = (RECIPE, WEIGHTS, CARD, "config.json", "tokenizer.json", TARGET, COMPARISON)
 _LEFTOVERS = re.compile(r"\.[\w.]+\.(json|jsonl|toml|md|safetensors|png)\.(new|tmp-\d+)")  # of a killed process
 
 
@@ -115,7 +122,7 @@ class Run:
         """Files that are not ours are not overwritten."""
         if self.checkpoints.steps():
             raise UserError(f"{self.path}: has checkpoints, but is not a run; choose another folder with -o")
-        for name in (*content, *MODEL_FILES, METRICS, CURVES):
+        for name in (*content, *MODEL_FILES, METRICS, VALIDATION, *PICTURES):
             file = self.path / name
             if os.path.lexists(file) and (name not in content or file.read_bytes() != content[name]):
                 raise UserError(f"{file}: already exists, and the folder is not a run; choose another folder with -o")
@@ -140,6 +147,23 @@ class Run:
             path.chmod(0o644)  # safetensors makes a file that only its owner may read
 
         disk.replace_listed(self.path, WEIGHTS, save, step=step, temperature=temperature)
+
+    def write_validation(self, step: int, by_row: Mapping[str, NDArray[np.float64]]) -> None:
+        """What the model of a step gives for each validation row, so that runs can be compared row by row."""
+        values = {name: np.round(column, 6).tolist() for name, column in by_row.items()}
+        disk.replace_file(self.path / VALIDATION, json.dumps({"step": step, "by_row": values}).encode())
+
+    def validation_by_row(self) -> dict[str, NDArray[np.float64]]:
+        """The same of the model in the root; empty where that is not known."""
+        try:
+            found = json.loads((self.path / VALIDATION).read_bytes())
+            columns = {str(name): np.array(column, np.float64) for name, column in found["by_row"].items()}
+            known = found["step"] == self.facts().get("step") and all(c.ndim == 1 and c.size for c in columns.values())
+        except FileNotFoundError:
+            return {}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise UserError(f"{self.path / VALIDATION}: is not what `qkv train` wrote: {str(error)[:100]}") from None
+        return columns if known else {}
 
     def has_model(self) -> bool:
         return (self.path / WEIGHTS).exists()
@@ -204,7 +228,7 @@ class Run:
         lines = [json.dumps(line) + "\n" for line in self.metrics() if line["step"] <= step]
         disk.replace_file(self.path / METRICS, "".join(lines).encode())
 
-    def save(self, checkpoint: Checkpoint, *, best_step: int) -> None:
+    def save(self, checkpoint: Checkpoint, *, best_step: int | None) -> None:
         """Write a checkpoint. The reports before it are made durable first: they are never made again."""
         if (self.path / METRICS).exists():
             disk.sync(self.path / METRICS)

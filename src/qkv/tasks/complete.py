@@ -10,7 +10,7 @@ N windows · B windows of a batch · R documents
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from qkv.data.batch import Ints, Padded
 from qkv.data.prepare import Prepared
 from qkv.data.sampler import BatchSampler, evenly
 from qkv.data.store import Store, temporary_store, write_rows
-from qkv.metrics import Metrics, ValidationMetric
+from qkv.metrics import Metrics, ValidationMetric, per_hundred
 from qkv.model.transformer import Model
 from qkv.predict.predictor import Predictor
 from qkv.schema import Say, UserError
@@ -201,6 +201,15 @@ def test(predictor: Predictor, rows: Iterable[Labelled], recipe: Recipe | None, 
     return {"all": Metrics(len(whole), {"loss": found.loss, **found.metrics}, "documents")}
 
 
+def summary(found: Mapping[str, Metrics], rows: str) -> list[str]:
+    one = found["all"]
+    perplexity = f"{one.values['perplexity']:,.1f}"
+    return [
+        f"Perplexity {perplexity} on {one.rows:,} {rows}: as hard as a choice among {perplexity} equal tokens.",
+        f"Its first guess of the next token is right {per_hundred(one.values['token_accuracy'])} times in 100.",
+    ]
+
+
 def token_ids(prepared: Prepared) -> dict[str, Any]:
     before = prepared.tokenizer.template(pair=False).before
     ids = end_ids(prepared)
@@ -219,6 +228,7 @@ COMPLETE = Task(
     validate=validate,
     test=test,
     title=lambda prepared, found: "A language model that completes text",
+    summary=summary,
     metrics=(
         ValidationMetric("perplexity", "perplexity"),
         ValidationMetric("token_accuracy", "token accuracy", curve=True),

@@ -1,14 +1,16 @@
 """Masked language modelling (MLM) and next-sentence prediction (NSP): BERT's pre-training (Devlin et al., 2019).
 
-Of a batch: B examples · L tokens of the longest · N masked tokens · M pairs. Of a dataset: N examples
+Of a batch: B examples · L tokens of the longest · N masked tokens · M pairs · K tokens to match
+Of a dataset: N examples
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -23,13 +25,13 @@ from qkv.data.prepare import Prepared
 from qkv.data.sampler import BatchSampler, evenly
 from qkv.data.store import Store, temporary_store, write_sentences
 from qkv.data.truncation import Examples
-from qkv.metrics import Metrics, TestMetrics, ValidationMetric
+from qkv.metrics import Metrics, TestMetrics, ValidationMetric, per_hundred
 from qkv.model.heads import place_in_rows
 from qkv.model.transformer import Encoder, Model, hidden_states
 from qkv.predict.predictor import Predictor
 from qkv.schema import Say, UserError
 from qkv.tasks.masking import Masking
-from qkv.tasks.passages import Negatives, passages_of
+from qkv.tasks.passages import Negatives, Overlap, passages_of
 from qkv.tasks.task import EVALUATION, Labelled, Loss, Task, Validation, evaluation_recipe, subset
 from qkv.tokenizer.tokenizer import Template, Tokenizer
 
@@ -42,10 +44,19 @@ class MaskedBatch(Batch):
     targets_N: Tensor  # the original tokens
     pairs_M: Tensor  # the rows that are pairs
     negatives_M: Tensor  # of each pair: 0 the second text is the next sentence, 1 it is a negative (BERT's order)
+    matching_K: Tensor | None = None  # of tokens that are not masked, as positions_N; None: no token matching
+    unmatched_K: Tensor | None = None  # of each of these: 0 the other text of the pair has this token, 1 it has not
 
     @property
     def counts(self) -> dict[str, float]:
-        return {"token": float(len(self.targets_N)), "next_sentence": float(len(self.pairs_M))}
+        found = {"token": float(len(self.targets_N)), "next_sentence": float(len(self.pairs_M))}
+        return found if self.matching_K is None else {**found, "token_match": float(len(self.matching_K))}
+
+
+class MaskedLogits(NamedTuple):
+    tokens_NV: Tensor  # of the masked tokens
+    pairs_M2: Tensor | None  # of each pair: next sentence or not
+    matches_K2: Tensor | None  # of each token to match: the other text has it or not
 
 
 @dataclass(frozen=True)
@@ -56,12 +67,14 @@ class MaskedDataset:
     examples: Examples
     lengths_N: Ints  # tokens of each example: the same in every epoch
     negatives: Negatives
+    overlap: Overlap
     masking: Masking
     sampler: BatchSampler
     single: Template
     pair: Template
     pad: int
     eval_tokens: int
+    token_match: bool = False
 
     def __len__(self) -> int:
         return len(np.unique(self.examples.rows_N))
@@ -74,6 +87,7 @@ class MaskedDataset:
     def collate(self, examples_B: Ints, epoch: int) -> MaskedBatch:
         ids, segments, positions, targets = [], [], list[Ints](), list[Ints]()
         pairs, is_negative_M = list[int](), list[int]()
+        matching, unmatched = list[Ints](), list[Ints]()
         for row, number in enumerate(examples_B.tolist()):
             tokens_L, segments_L, is_negative = self._example(number, epoch)
             masked, at = self.masking(tokens_L, epoch, number)
@@ -81,31 +95,53 @@ class MaskedDataset:
             segments.append(segments_L)
             positions.append(at)
             targets.append(tokens_L[at])
+            if self.token_match:
+                found = self._matches(tokens_L, segments_L, at)
+                matching.append(found[0])
+                unmatched.append(found[1])
             if is_negative is not None:
                 pairs.append(row)
                 is_negative_M.append(int(is_negative))
         padded = Padded.of(ids, segments, pad=self.pad)
         length = padded.tokens_BL.shape[1]
-        flat = np.concatenate([row * length + at for row, at in enumerate(positions)])
         return MaskedBatch(
             tokens_BL=padded.tokens_BL,
             keep_BL=padded.keep_if_padded,
             segments_BL=padded.segments_BL if len(self.negatives.members_M) else None,
             examples_B=examples_B,
             real_tokens=padded.real_tokens,
-            positions_N=torch.from_numpy(flat),
+            positions_N=_flat(positions, length),
             targets_N=torch.from_numpy(np.concatenate(targets)),
             pairs_M=torch.tensor(pairs, dtype=torch.long),
             negatives_M=torch.tensor(is_negative_M, dtype=torch.long),
+            matching_K=_flat(matching, length) if self.token_match else None,
+            unmatched_K=torch.from_numpy(np.concatenate(unmatched)) if self.token_match else None,
         )
 
     def _example(self, number: int, epoch: int) -> tuple[Ints, Ints, bool | None]:
         """One example before masking, and whether its second text is a negative; None: it is no pair."""
-        a, own_b = self.store.slice(self.examples.a_N2[number]), self.examples.b_N2[number]
+        a, own_b = self.examples.a_N2[number], self.examples.b_N2[number]
         if own_b[0] == own_b[1]:
-            return *framed(a, None, self.single), None
+            return *framed(self.store.slice(a), None, self.single), None
         other, is_negative = self.negatives.second(number, epoch)
-        return *framed(a, self.store.slice(self.examples.b_N2[other]), self.pair), is_negative
+        first = self.store.slice(a + self.overlap.shift(number, epoch))
+        return *framed(first, self.store.slice(self.examples.b_N2[other]), self.pair), is_negative
+
+    def _matches(self, tokens_L: Ints, segments_L: Ints, masked: Ints) -> tuple[Ints, Ints]:
+        """Positions of the tokens of a pair that are neither special nor masked, and of each: 0 the other text has it,
+        1 it has not (Sun et al., 2020, ERNIE 2.0: token-document relation). A single text has none."""
+        if not segments_L.any():
+            return np.zeros(0, np.int64), np.zeros(0, np.int64)
+        usable_L = ~self.masking.special_V[tokens_L]
+        a, b = (np.unique(tokens_L[usable_L & (segments_L == segment)]) for segment in (0, 1))
+        has_L = np.where(segments_L == 0, np.isin(tokens_L, b), np.isin(tokens_L, a))
+        usable_L[masked] = False
+        return np.flatnonzero(usable_L), (~has_L[usable_L]).astype(np.int64)
+
+
+def _flat(positions: list[Ints], length: int) -> Tensor:
+    """Positions of each row, in the flattened rows."""
+    return torch.from_numpy(np.concatenate([row * length + at for row, at in enumerate(positions)]))
 
 
 def masked_dataset(recipe: Recipe, store: Store, tokenizer: Tokenizer) -> MaskedDataset:
@@ -127,12 +163,14 @@ def masked_dataset(recipe: Recipe, store: Store, tokenizer: Tokenizer) -> Masked
         examples=examples,
         lengths_N=lengths_N,
         negatives=Negatives.of(store, examples, recipe.seed),
+        overlap=Overlap(examples, train.pair_overlap, recipe.seed),
         masking=masking,
         sampler=BatchSampler(lengths_N, train.batch_tokens, recipe.seed),
         single=single,
         pair=pair,
         pad=tokenizer.pad,
         eval_tokens=train.eval_tokens,
+        token_match=train.token_match,
     )
 
 
@@ -151,30 +189,38 @@ def datasets(recipe: Recipe, prepared: Prepared) -> tuple[MaskedDataset, MaskedD
     return train, validation
 
 
-def masked_logits(model: Model, batch: MaskedBatch) -> tuple[Tensor, Tensor | None]:
-    """Logits of the masked tokens (N, V), and of each pair for next sentence or not (M, 2). The last layer is computed
-    only at these positions and at the token that the text head reads."""
+def masked_logits(model: Model, batch: MaskedBatch) -> MaskedLogits:
+    """Logits of all that a batch asks for. The last layer is computed only where one of them reads it. The
+    next-sentence head also matches tokens: off [CLS] it reads whether the second text is the next, off a token whether
+    the other text has it."""
     assert isinstance(model, Encoder), "a recipe's family is checked before"
     head, pairs = model.text, len(batch.pairs_M)
-    if head is None or not pairs:
+    matching_K = batch.positions_N[:0] if batch.matching_K is None else batch.matching_K
+    if head is None or not pairs + len(matching_K):
         hidden_ND = hidden_states(model, batch.tokens_BL, batch.keep_BL, batch.segments_BL, batch.positions_N)
-        return model.logits(hidden_ND), None
+        return MaskedLogits(model.logits(hidden_ND), None, None)
     assert head.place is not None, "pool = mean is refused before"
     keep_BL = torch.ones_like(batch.tokens_BL, dtype=torch.bool) if batch.keep_BL is None else batch.keep_BL
     read_M = place_in_rows(head.place, keep_BL).index_select(0, batch.pairs_M)
-    at = torch.cat([batch.positions_N, read_M])
+    at = torch.cat([batch.positions_N, read_M, matching_K])
     hidden = hidden_states(model, batch.tokens_BL, batch.keep_BL, batch.segments_BL, at)
-    tokens_ND, pairs_MD = hidden.split_with_sizes([len(batch.positions_N), pairs])
-    return model.logits(tokens_ND), head.answer(pairs_MD)
+    tokens_ND, pairs_MD, matches_KD = hidden.split_with_sizes([len(batch.positions_N), pairs, len(matching_K)])
+    return MaskedLogits(
+        model.logits(tokens_ND),
+        head.answer(pairs_MD) if pairs else None,
+        head.answer(matches_KD) if len(matching_K) else None,
+    )
 
 
 def loss(model: Model, batch: MaskedBatch, recipe: Recipe | None = None) -> Loss:
-    """Total cross-entropy of the masked tokens, and of next-sentence prediction. The training loop divides each by its
-    count (`MaskedBatch.counts`)."""
-    tokens_NV, pairs_M2 = masked_logits(model, batch)
+    """Total cross-entropy of the masked tokens, of next-sentence prediction and of token matching. The training loop
+    divides each by its count (`MaskedBatch.counts`)."""
+    tokens_NV, pairs_M2, matches_K2 = masked_logits(model, batch)
     totals = {"token": F.cross_entropy(tokens_NV, batch.targets_N, reduction="sum")}
     if pairs_M2 is not None:
         totals["next_sentence"] = F.cross_entropy(pairs_M2, batch.negatives_M, reduction="sum")
+    if matches_K2 is not None and batch.unmatched_K is not None:
+        totals["token_match"] = F.cross_entropy(matches_K2, batch.unmatched_K, reduction="sum")
     return totals
 
 
@@ -185,7 +231,7 @@ def validate(model: Model, dataset: MaskedDataset) -> Validation:
     sums: dict[str, float] = defaultdict(float)
     for examples_B in evenly(dataset.sampler.in_order(), int(dataset.lengths_N.sum()), dataset.eval_tokens):
         batch = dataset.collate(examples_B, EVALUATION)
-        tokens_NV, pairs_M2 = masked_logits(model, batch)
+        tokens_NV, pairs_M2, matches_K2 = masked_logits(model, batch)
         sums["tokens"] += len(batch.targets_N)
         sums["token_loss"] += F.cross_entropy(tokens_NV, batch.targets_N, reduction="sum").item()
         sums["token_hits"] += int((tokens_NV.argmax(1) == batch.targets_N).sum())
@@ -193,6 +239,9 @@ def validate(model: Model, dataset: MaskedDataset) -> Validation:
             sums["pairs"] += len(batch.pairs_M)
             sums["next_loss"] += F.cross_entropy(pairs_M2, batch.negatives_M, reduction="sum").item()
             sums["next_hits"] += int((pairs_M2.argmax(1) == batch.negatives_M).sum())
+        if matches_K2 is not None and batch.unmatched_K is not None:
+            sums["matches"] += len(batch.unmatched_K)
+            sums["match_hits"] += int((matches_K2.argmax(1) == batch.unmatched_K).sum())
     token_loss = sums["token_loss"] / max(1, sums["tokens"])
     found = {
         "token_loss": token_loss,
@@ -202,6 +251,8 @@ def validate(model: Model, dataset: MaskedDataset) -> Validation:
     if sums["pairs"]:
         found["next_sentence_loss"] = sums["next_loss"] / sums["pairs"]
         found["next_sentence_accuracy"] = sums["next_hits"] / sums["pairs"]
+    if sums["matches"]:
+        found["token_match_accuracy"] = sums["match_hits"] / sums["matches"]
     return Validation(token_loss + found.get("next_sentence_loss", 0.0), found)
 
 
@@ -222,6 +273,8 @@ def test(predictor: Predictor, rows: Iterable[Labelled], recipe: Recipe | None, 
 
 def check(recipe: Recipe) -> None:
     splitter(recipe.data.sentences)
+    if recipe.train.token_match and not recipe.train.next_sentence:
+        raise UserError("train.token_match = true: needs pairs; set train.next_sentence=true")
     if recipe.model.pool == "mean" and recipe.train.next_sentence:
         raise UserError("model.pool = 'mean': next-sentence prediction reads one token; accepted: auto, first, last")
 
@@ -239,6 +292,17 @@ def title(prepared: Prepared, found: TestMetrics | None) -> str:
     return "An encoder pre-trained on masked tokens" + (" and next-sentence prediction" if both else "")
 
 
+def summary(found: Mapping[str, Metrics], rows: str) -> list[str]:
+    one, times = found["all"], per_hundred
+    sentences = [
+        f"Fills a masked token right {times(one.values['token_accuracy'])} times in 100 on {one.rows:,} {rows}."
+    ]
+    if "next_sentence_accuracy" in one.values:
+        share = times(one.values["next_sentence_accuracy"])
+        sentences.append(f"Tells the next sentence from another one {share} times in 100; a coin would 50 times.")
+    return sentences
+
+
 FILL = Task(
     name="fill",
     format=lambda recipe: RowFormat("documents", labels="none", documents="auto", sentences=recipe.data.sentences),
@@ -249,10 +313,12 @@ FILL = Task(
     validate=validate,
     test=test,
     title=title,
+    summary=summary,
     metrics=(
         ValidationMetric("token_accuracy", "token accuracy", curve=True),
         ValidationMetric("perplexity", "perplexity"),
         ValidationMetric("next_sentence_accuracy", "next-sentence accuracy", curve=True),
+        ValidationMetric("token_match_accuracy", "token-match accuracy"),
     ),
     check=check,
     notes=notes,

@@ -19,6 +19,7 @@ from qkv.data.sampler import GROWTH
 from qkv.data.store import Store
 from qkv.data.truncation import Examples
 from qkv.streams import stream
+from qkv.tasks.task import EVALUATION
 
 Ints = NDArray[np.int64]
 TRIES = 16  # draws for a negative with another text
@@ -128,3 +129,24 @@ class Negatives:
     def _differs(self, one: int, other: int) -> bool:
         b = self.examples.b_N2
         return not np.array_equal(self.store.tokens[slice(*b[one])], self.store.tokens[slice(*b[other])])
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Moves the first text of some pairs forward, so that it ends with their own next sentence: the inverse cloze task,
+    where a sentence sometimes stays in its context (Lee et al., 2019). Unless such a pair gets a negative, both texts
+    share these tokens, so it teaches to match tokens across the pair. Whether a text is moved does not depend on
+    whether the pair gets a negative, so it reveals nothing."""
+
+    examples: Examples
+    share: float
+    seed: int
+
+    def shift(self, number: int, epoch: int) -> int:
+        """Tokens by which the first text of a pair is moved in this epoch: 0, or the length of its own second text.
+        Evaluation moves none."""
+        if not self.share or epoch == EVALUATION:
+            return 0
+        draw = int(stream(self.seed, "pairs", 1 + epoch, number, 1).random_raw())
+        begin, end = self.examples.b_N2[number].tolist()
+        return end - begin if draw < self.share * 2**64 else 0

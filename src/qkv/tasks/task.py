@@ -6,7 +6,7 @@ The training loop, the model card and the command line ask the record, and never
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from qkv.data.sampler import BatchSampler
 from qkv.data.store import Store
 from qkv.metrics import TestMetrics, ValidationMetric
 from qkv.model.transformer import Model
+from qkv.predict.prediction import Prediction
 from qkv.predict.predictor import Predictor
 from qkv.schema import Say
 from qkv.streams import permutation, stream
@@ -29,6 +30,7 @@ from qkv.streams import permutation, stream
 Ints = NDArray[np.int64]
 Loss = dict[str, Tensor]  # part -> total over the batch; totals can be added over micro-batches, means cannot
 Labelled = tuple[str | None, Row]  # a row, and its label as the model names it
+Keep = Callable[[str, Row, Prediction], None]  # gets the label of a row, the row, and what was predicted for it
 EVALUATION = 2**63  # the "epoch" of an evaluation: always the same random choices, and never those of training
 EVALUATION_LENGTH = 128  # tokens, to evaluate a model that does not say how long its training examples were
 
@@ -51,11 +53,13 @@ class Dataset(Protocol):
 @dataclass(frozen=True)
 class Validation:
     """Metrics of the validation set during training. `loss` selects the checkpoint. For classes it is the loss after
-    temperature scaling, that of the model one would deploy: it does not punish mere over-confidence."""
+    temperature scaling, that of the model one would deploy: it does not punish mere over-confidence. `by_row` has the
+    values of each row whose mean is a metric, so that two models can be compared row by row."""
 
     loss: float
     metrics: dict[str, float]
     temperature: float = 1.0
+    by_row: dict[str, NDArray[np.float64]] = field(default_factory=dict, compare=False, repr=False)
 
 
 def _nothing(*arguments: Any) -> None:
@@ -83,12 +87,16 @@ class Task:
     validate: Callable[[Model, Any], Validation]
     test: Callable[[Predictor, Iterable[Labelled], Recipe | None, Say], TestMetrics]  # on raw text, as users give it
     title: Callable[[Prepared, TestMetrics | None], str]  # first words of the model card
+    summary: Callable[[Any, str], list[str]]  # test metrics in plain sentences; the text names the rows
     metrics: tuple[ValidationMetric, ...]  # shown while training, the most telling first
     loss_name: str = "loss in nats"
     check: Callable[[Recipe], None] = _nothing  # what can be checked before any data is read
     notes: Callable[[Recipe, Any], list[str]] = _no_notes  # what a user should know about the training set
+    fit_head: Callable[[Model, Any, Recipe], None] = _nothing  # fits the output layer before the first step
     fold: Callable[[Model, Recipe, Prepared, float], None] = _nothing  # fitted scales go into the last layer
+    unfold: Callable[[Model, Recipe, Prepared], None] = _nothing  # a folded last layer gets the scale of training
     token_ids: Callable[[Prepared], dict[str, Any]] = _no_ids  # special tokens for config.json
+    test_keeping: Callable[[Predictor, Iterable[Labelled], Recipe | None, Say, Keep], TestMetrics] | None = None
     calibrated: bool = False  # probabilities are calibrated on the validation set
 
 

@@ -20,10 +20,10 @@ from qkv.data.sampler import BatchSampler
 from qkv.data.store import Store
 from qkv.data.truncation import TRUNCATIONS, Examples
 from qkv.model.attention import Linear
-from qkv.model.transformer import EncoderDecoder, Model, text_answers
+from qkv.model.transformer import EncoderDecoder, Model, text_answers, text_vectors
 from qkv.predict.prediction import Text
 from qkv.schema import Say, UserError
-from qkv.streams import stream
+from qkv.streams import permutation, stream
 from qkv.tasks.task import EVALUATION, Labelled
 from qkv.tokenizer.tokenizer import Template, Tokenizer
 
@@ -130,6 +130,7 @@ def output_layer(model: Model) -> Linear:
     return model.text.output
 
 
+@torch.no_grad()
 def row_logits(model: Model, dataset: TextDataset, outputs: int) -> NDArray[np.float64]:
     """The logits of every row (R, C): the mean over its windows."""
     rows_N = dataset.examples.rows_N
@@ -139,6 +140,33 @@ def row_logits(model: Model, dataset: TextDataset, outputs: int) -> NDArray[np.f
         np.add.at(sums_RC, rows_N[examples_B], logits_BC)
     windows_R = np.bincount(rows_N, minlength=len(sums_RC))
     return sums_RC / windows_R[:, None]
+
+
+@torch.no_grad()
+def example_vectors(model: Model, dataset: TextDataset, most: int) -> tuple[Ints, NDArray[np.float64]]:
+    """Some examples, at most so many, and what the output layer reads for each (N, D)."""
+    assert not isinstance(model, EncoderDecoder), "a recipe's family is checked before"
+    count = len(dataset.examples.rows_N)
+    chosen = np.sort(permutation(stream(dataset.sampler.seed, "order", 0, 3), count)[:most])
+    place = np.full(count, -1)
+    place[chosen] = np.arange(len(chosen))
+    found_ND = np.zeros((len(chosen), output_layer(model).in_features))
+    for batch_B in dataset.sampler.in_order():
+        examples_B = batch_B[place[batch_B] >= 0]
+        if len(examples_B):
+            batch = dataset.collate(examples_B, EVALUATION)
+            vectors_BD = text_vectors(model, batch.tokens_BL, batch.keep_BL, batch.segments_BL)
+            found_ND[place[examples_B]] = vectors_BD.double().numpy()
+    return chosen, found_ND
+
+
+@torch.no_grad()
+def set_output_layer(model: Model, weight_CD: NDArray[np.float64], bias_C: NDArray[np.float64]) -> None:
+    """Put a fitted linear map into the output layer."""
+    output = output_layer(model)
+    output.weight.copy_(torch.from_numpy(weight_CD))
+    if output.bias is not None:
+        output.bias.copy_(torch.from_numpy(bias_C))
 
 
 def truncation_notes(recipe: Recipe, train: TextDataset) -> list[str]:

@@ -5,7 +5,7 @@ N pairs · B pairs of a batch
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from qkv.data.batch import Ints, Padded, framed
 from qkv.data.prepare import Prepared
 from qkv.data.sampler import BatchSampler, evenly
 from qkv.data.store import Store
-from qkv.metrics import Metrics, ValidationMetric, translation_metrics
+from qkv.metrics import Metrics, ValidationMetric, per_hundred, translation_metrics
 from qkv.model.transformer import Model
 from qkv.predict.predictor import Predictor
 from qkv.schema import Say, UserError
@@ -136,6 +136,15 @@ def test(predictor: Predictor, rows: Iterable[Labelled], recipe: Recipe | None, 
     return {"all": Metrics(len(whole), values, "pairs", {"decoding": decoding, **details})}
 
 
+def summary(found: Mapping[str, Metrics], rows: str) -> list[str]:
+    one = found["all"]
+    exact = per_hundred(one.values["exact"])
+    return [
+        f"BLEU {one.values['bleu']:.1f} and chrF {one.values['chrf']:.1f} on {one.rows:,} {rows}.",
+        f"{exact} outputs in 100 equal the reference to the letter.",
+    ]
+
+
 def notes(recipe: Recipe, train: TranslationDataset) -> list[str]:
     if not train.too_long:
         return []
@@ -158,6 +167,7 @@ TRANSLATE = Task(
     validate=validate,
     test=test,
     title=lambda prepared, found: "A translation model",
+    summary=summary,
     metrics=(
         ValidationMetric("perplexity", "perplexity"),
         ValidationMetric("token_accuracy", "token accuracy", curve=True),

@@ -6,22 +6,34 @@ the scikit-learn classifier all build here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from qkv.config.recipe import DataConfig, ModelConfig, Recipe, TokenizerConfig
+from qkv.config import presets, recipes
+from qkv.config.recipe import KIND_OF_TASK, DataConfig, ModelConfig, Recipe, TokenizerConfig
 from qkv.corpus.catalog import cache_folder
-from qkv.corpus.corpus import Corpus, open_corpus
-from qkv.data.prepare import Prepared, prepare
+from qkv.corpus.corpus import NONE, Corpus, open_corpus
+from qkv.data.prepare import TARGET, GivenTokenizers, Prepared, prepare
+from qkv.exchange.hf import export_problem, exportable_pooler
+from qkv.hub import models, path_of
 from qkv.model.build import build_model
 from qkv.model.transformer import Model
-from qkv.schema import Say, UserError, silent
+from qkv.predict.predictor import open_model
+from qkv.schema import Say, UserError, override, silent
 from qkv.tasks import TASKS
 from qkv.tasks.task import Task
 from qkv.tokenizer.tokenizer import Tokenizer
 from qkv.training.loop import TrainState, new_state
-from qkv.training.pretrained import Pretrained, copy_weights, inherited_config, read_pretrained
+from qkv.training.pretrained import (
+    Pretrained,
+    copy_weights,
+    inherited_config,
+    keeps_output,
+    read_pretrained,
+    unknown_note,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -47,10 +59,14 @@ class TrainingData:
 
 @dataclass(frozen=True)
 class Resumed:
-    """What a run that goes on already has: its recipe and its tokenizer."""
+    """What a run that goes on already has: its recipe and its tokenizers."""
 
     recipe: Recipe
-    tokenizer: Path
+    folder: Path
+
+    def tokenizers(self) -> GivenTokenizers:
+        source, target = self.folder / "tokenizer.json", self.folder / TARGET
+        return GivenTokenizers(Tokenizer.from_file(source), Tokenizer.from_file(target) if target.is_file() else None)
 
 
 def open_data(
@@ -63,12 +79,14 @@ def open_data(
     if pretrained is not None:
         inherited_config(pretrained, recipe, task.head(recipe))  # conflicts are found before the data is read
     corpus = open_corpus(recipe.data, task.format(recipe), say)
-    tokenizer: TokenizerConfig | Tokenizer = recipe.tokenizer
+    if recipe.init == "none" and recipe.tokenizer.kind == "auto":
+        recipe = recipe.replace(tokenizer=recipe.tokenizer.replace(kind=KIND_OF_TASK[recipe.task]).model_dump())
+    wanted: TokenizerConfig | GivenTokenizers = recipe.tokenizer
     if pretrained is not None:
-        tokenizer = pretrained.tokenizer
+        wanted = GivenTokenizers(pretrained.tokenizer, pretrained.target_tokenizer)
     elif recipe.init != "none" and resumed is not None:
-        tokenizer = Tokenizer.from_file(resumed.tokenizer)
-    prepared = prepare(corpus, tokenizer, cache or cache_folder(), say)
+        wanted = resumed.tokenizers()
+    prepared = prepare(corpus, wanted, cache or cache_folder(), say)
     data = _resolved_data(recipe, corpus)
     if recipe.init != "none" and resumed is not None and resumed.recipe.init == recipe.init:
         model = _resumed_model(recipe, resumed.recipe)
@@ -87,8 +105,15 @@ def check_recipe(recipe: Recipe) -> Task:
     return task
 
 
-def with_pretrained(recipe: Recipe) -> Recipe:
-    """A recipe whose model has the parts of the pre-trained one, without its data: to plan a fine-tuning."""
+def recipe_to_plan(source: str, settings: Sequence[str] = ()) -> Recipe:
+    """A recipe or a preset, by its name or file; or the fine-tuning of a model, by its name or folder. Its model has
+    the parts of the pre-trained one."""
+    path = path_of(source) if source in models() else Path(source)
+    if (path / "config.json").is_file():
+        table = {"task": recipes.DEFAULT_TASKS[open_model(path).config.family], "init": source}
+        recipe = presets.expand(override(table, settings), where=source)
+    else:
+        recipe = recipes.resolve(source, settings)
     pretrained = read_pretrained(recipe)
     if pretrained is None:
         return recipe
@@ -102,13 +127,19 @@ def build_state(data: TrainingData) -> tuple[TrainState, list[str]]:
     train, validation = task.datasets(recipe, prepared)
     model, notes = fresh_model(recipe), list[str]()
     if data.pretrained is not None:
-        notes += copy_weights(data.pretrained, model, recipe)
+        notes += copy_weights(data.pretrained, model, recipe, prepared.labels)
+        if keeps_output(data.pretrained, recipe, prepared.labels):
+            task.unfold(model, recipe, prepared)
+        notes += unknown_note(recipe.init, data.corpus, prepared)
+    problem = export_problem(recipe.model)
+    if problem is not None:
+        notes.append(f"export to Hugging Face will not be possible: {problem}")
     notes += prepared.notes
     if data.training_rows < prepared.rows("train"):
         rows = f"{data.training_rows:,} of {prepared.rows('train'):,} training {data.corpus.format.unit}"
         notes.append(f"trained on {rows} (data.rows)")
     notes += task.notes(recipe, train)
-    if not len(prepared.validation):
+    if not len(prepared.validation) and recipe.data.validation != NONE:
         uncalibrated = ", uncalibrated" if task.calibrated else ""
         notes.append(f"the validation set is empty, so the last weights are kept{uncalibrated}")
     return new_state(model, recipe, task, train, validation), notes
@@ -137,7 +168,8 @@ def _resolved_model(recipe: Recipe, task: Task, prepared: Prepared, pretrained: 
         changed["classes"] = len(prepared.labels)
     if head == "tokens":
         changed["pooler"] = "none"  # nothing would read it
-    return model.replace(**changed)
+    resolved = model.replace(**changed)
+    return resolved.replace(pooler=exportable_pooler(resolved)) if resolved.pooler == "auto" else resolved
 
 
 def _resumed_model(recipe: Recipe, before: Recipe) -> ModelConfig:

@@ -38,7 +38,7 @@ class Progress:
     tokens: int = 0  # without padding, since the last report
     training_seconds: float = 0.0  # since the last report, without validation
     best: float | None = None
-    best_step: int = 0  # of the weights that are kept: the best, or the last (train.keep)
+    best_step: int | None = None  # of the weights that are kept: the best, or the last (train.keep); None: none yet
     temperature: float = 1.0  # of the model that is kept
     waited: int = 0  # validations since the best
     averaged: int = 0  # validations whose weights are in the average
@@ -90,12 +90,15 @@ class TrainState:
 
 def new_state(model: Model, recipe: Recipe, task: Task, train: Dataset, validation: Dataset) -> TrainState:
     """A training at step 0."""
-    return TrainState(model, recipe, task, train, validation, build_optimiser(model, recipe.train), Progress())
+    progress = Progress(temperature=recipe.train.temperature)
+    return TrainState(model, recipe, task, train, validation, build_optimiser(model, recipe.train), progress)
 
 
 def train(state: TrainState, stop: Callable[[], bool] = lambda: False) -> Iterator[Report]:
     """Train from where the state is until the end, or until `stop()` is true after a step."""
     progress, settings = state.progress, state.recipe.train
+    if progress.best_step is None and progress.step == 0 and settings.fit_head:
+        yield _fitted_head(state)
     while not progress.finished:
         started = time.perf_counter()
         rate = _step(state)
@@ -117,6 +120,17 @@ def train(state: TrainState, stop: Callable[[], bool] = lambda: False) -> Iterat
         yield Report(progress.step, state.steps, line, validation, is_best, keep, save, stopped)
         if stopped:
             return
+
+
+def _fitted_head(state: TrainState) -> Report:
+    """Step 0: the output layer is fitted to the vectors of the model as it is. The result is the first candidate."""
+    started = time.perf_counter()
+    state.task.fit_head(state.model.eval(), state.train, state.recipe)
+    validation = validate(state)
+    is_best, keep = _compare_best(state, validation)
+    state.progress.finished = state.steps == 0
+    state.progress.seconds += time.perf_counter() - started
+    return Report(0, state.steps, None, validation, is_best, keep, save=True)
 
 
 @torch.no_grad()

@@ -79,11 +79,13 @@ SCHEDULES: dict[str, Callable[[float, int, int], float]] = {
 
 
 def learning_rate(step: int, train: TrainConfig, steps: int) -> float:
-    """The learning rate of step 1, 2, ..., steps. Linear and cosine reach 0 one step after the last."""
-    if step <= train.warmup:
-        return train.learning_rate * step / train.warmup
-    done = (step - train.warmup) / max(1, steps + 1 - train.warmup)
-    return train.learning_rate * SCHEDULES[train.schedule](min(done, 1.0), step, train.warmup)
+    """The learning rate of step 1, 2, ..., steps. Linear and cosine reach 0 one step after the last. A short training
+    warms up for half of its steps at most."""
+    warmup = min(train.warmup, max(1, steps // 2))
+    if step <= warmup:
+        return train.learning_rate * step / warmup
+    done = (step - warmup) / max(1, steps + 1 - warmup)
+    return train.learning_rate * SCHEDULES[train.schedule](min(done, 1.0), step, warmup)
 
 
 def set_learning_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:

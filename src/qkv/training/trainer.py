@@ -17,15 +17,16 @@ from qkv import runtime
 from qkv.config.recipe import Recipe
 from qkv.data.batch import EXAMPLES_VERSION
 from qkv.data.prepare import Prepared
-from qkv.metrics import TestMetrics
-from qkv.plots import History, save_curves
+from qkv.metrics import ClassificationMetrics, TestMetrics
+from qkv.plots import History, save_classification, save_curves
 from qkv.predict.predictor import load_predictor
 from qkv.run.checkpoint import Checkpoint
-from qkv.run.folder import CURVES, MAY_CHANGE, Run, changes
+from qkv.run.folder import COMPARISON, CONFUSION, CURVES, MAY_CHANGE, PICTURES, RELIABILITY, Run, changes
 from qkv.schema import Say, UserError, silent
 from qkv.tasks import TASKS
 from qkv.training.averaging import average_tensors, averaged_model, restore_average
 from qkv.training.build import Resumed, TrainingData, build_state, check_recipe, fresh_model, open_data
+from qkv.training.comparison import BaselineComparison, read_comparison
 from qkv.training.loop import Progress, Report, TrainState, train
 from qkv.training.model_card import write_card
 from qkv.training.model_files import tokenizer_files, trained_files
@@ -55,7 +56,7 @@ class Trainer:
         for report in train(self.state, stop):
             with self.run.writing(f"step {report.step:,}"):
                 if report.keep:
-                    self._replace_model()
+                    self._replace_model(report)
                 if report.line is not None:
                     self.run.append(report.line)
                 if report.save:
@@ -63,27 +64,46 @@ class Trainer:
             yield report
 
     def finish(self) -> TestMetrics | None:
-        """Test the model in the root on raw text, as users would; write learning curves and card. None where the test
-        set is empty, or the training is not finished."""
+        """Test the model in the root on raw text, as users would; write pictures and card. Without test rows the
+        figures are those of the cross-validation, if there was one. None where there are no figures, or the training is
+        not finished."""
         if not self.finished:
             return None
-        found = None
+        comparison = read_comparison(self.run.path)
+        found = comparison.test_metrics() if comparison is not None else None
         if self.data.prepared.rows("test"):
             self.data.corpus.check_unchanged()
-            rows = self.data.corpus.labelled(["test"])
+            rows = self.data.corpus.labelled(["test"], self.data.prepared.labels)
             found = self.data.task.test(load_predictor(self.run.path), rows, self.recipe, silent)
         if not self.run.is_done():
-            save_curves(self.run.path / CURVES, [history_of(self.run, self.recipe)])
-            name, progress = self.run.path.resolve().name, self.state.progress
-            card = write_card(name, self.data, progress, self.run.architecture(), self.run.hashes(), found)
             with self.run.writing("the card"):
-                self.run.write_card(card)
+                self.run.write_card(self._card(found, comparison))
         return found
 
-    def _replace_model(self) -> None:
+    def _card(self, found: TestMetrics | None, comparison: BaselineComparison | None) -> str:
+        """The model card. Its pictures are drawn first: it links those that there are."""
+        folder, name = self.run.path, self.run.path.resolve().name
+        save_curves(folder / CURVES, [history_of(self.run, self.recipe)])
+        whole = found["all"] if found is not None else None
+        if isinstance(whole, ClassificationMetrics):
+            save_classification(folder / RELIABILITY, folder / CONFUSION, whole, name)
+        return write_card(
+            name,
+            self.data,
+            self.state.progress,
+            self.run.architecture(),
+            self.run.hashes(),
+            found,
+            pictures=[picture for picture in PICTURES if (folder / picture).is_file()],
+            comparison=comparison,
+        )
+
+    def _replace_model(self, report: Report) -> None:
         progress = self.state.progress
         files = trained_files(self.state.kept_model, self.recipe, self.data.prepared, progress.temperature)
         self.run.replace_model(files.config, files.tensors, step=progress.step, temperature=progress.temperature)
+        if report.validation is not None and report.validation.by_row:
+            self.run.write_validation(progress.step, report.validation.by_row)
 
     def _save(self) -> None:
         state = self.state
@@ -104,14 +124,17 @@ def history_of(run: Run, recipe: Recipe) -> History:
 
 
 @contextmanager
-def open_trainer(recipe: Recipe, path: Path, say: Say = silent) -> Iterator[Trainer]:
-    """Begin a run, or resume the one that is there, with the folder locked."""
+def open_trainer(
+    recipe: Recipe, path: Path, say: Say = silent, comparison: BaselineComparison | None = None
+) -> Iterator[Trainer]:
+    """Begin a run, or resume the one that is there, with the folder locked. A new run keeps the comparison with simpler
+    models, for its card."""
     check_recipe(recipe)
     with Run(path).lock():
-        yield _open(recipe, Run(path), say)
+        yield _open(recipe, Run(path), say, comparison)
 
 
-def _open(recipe: Recipe, run: Run, say: Say) -> Trainer:
+def _open(recipe: Recipe, run: Run, say: Say, comparison: BaselineComparison | None) -> Trainer:
     """Every reason for which a run does not resume is raised here, by `Run.check`, `_check_same`, `check_tokenizer` or
     `_restore`."""
     previous = _previous_recipe(run)
@@ -119,7 +142,7 @@ def _open(recipe: Recipe, run: Run, say: Say) -> Trainer:
     recipe = recipe.replace(runtime={"threads": runtime.start(threads)})
     resumed = None
     if previous is not None and run.can_resume():  # the weights and the tokenizer of `init` are in the run
-        resumed = Resumed(previous, run.path / "tokenizer.json")
+        resumed = Resumed(previous, run.path)
     data = open_data(recipe, say, resumed=resumed)
     hashes = data.hashes() if resumed is None else {**known_hashes(run), "data": data.prepared.data_hash}
     files = tokenizer_files(data.prepared, data.recipe)
@@ -132,7 +155,8 @@ def _open(recipe: Recipe, run: Run, say: Say) -> Trainer:
         run.checkpoints.check_room(state.model.state_dict())
     with run.writing("the run"):
         if previous is None:
-            run.begin(data.recipe, files, hashes)
+            compared = {} if comparison is None else {COMPARISON: comparison.to_json()}
+            run.begin(data.recipe, {**files, **compared}, hashes)
         _resume(trainer)
     return trainer
 
@@ -149,7 +173,7 @@ def _previous_recipe(run: Run) -> Recipe | None:
 
 def open_run_data(recipe: Recipe, run: Run) -> tuple[TrainingData, dict[str, str]]:
     """The data of an existing run, and the hashes that it was begun with."""
-    data = open_data(recipe, resumed=Resumed(recipe, run.path / "tokenizer.json"))
+    data = open_data(recipe, resumed=Resumed(recipe, run.path))
     return data, {**known_hashes(run), "data": data.prepared.data_hash}
 
 
@@ -176,10 +200,15 @@ def _check_same(run: Run, before: Recipe, now: Recipe, hashes: Mapping[str, str]
     pre-trained model."""
     then = run.hashes()
     if before.data == now.data and then.get("data") != hashes["data"]:
-        raise UserError(f"{run.path}: the data has changed since this run was begun; train in another folder with -o")
+        anew = "to train anew, choose another folder: `-o OTHER`"
+        on = (
+            f"; to go on from this model with the new rows: `-o OTHER --set init={run.path}`" if run.has_model() else ""
+        )
+        raise UserError(f"{run.path}: the data has changed since this run was begun; {anew}{on}")
     if before.init == now.init and then.get("init") != hashes.get("init"):
         raise UserError(f"{run.path}: {now.init} has changed since this run was begun; train in another folder with -o")
-    differences = changes(before, now, ignore=MAY_CHANGE)
+    unread = tuple(f"tokenizer.{key}" for key, _ in now.tokenizer) if now.init != "none" else ()
+    differences = changes(before, now, ignore=(*MAY_CHANGE, *unread))
     if differences:
         lines = "\n  ".join(differences)
         raise UserError(
@@ -239,7 +268,7 @@ def _restore(trainer: Trainer, checkpoint: Checkpoint) -> None:
     trainer.resumed_at = checkpoint.step
     run.cut_back(checkpoint.step)
     best = state.progress.best_step
-    if best and run.facts().get("step") != best and best in run.checkpoints.steps():
+    if best is not None and run.facts().get("step") != best and best in run.checkpoints.steps():
         restore_root(run, trainer.data, best)  # a later model was never confirmed by a checkpoint
     trainer.notes += [f"{sentence}: the last bits will differ" for sentence in runtime.differences(then, now)]
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
-from qkv.config.recipe import ModelConfig, Recipe
+from qkv.config.recipe import FAMILIES_OF_TASK, ModelConfig, Recipe
 from qkv.schema import UserError, nearest
+
+SMALL = {"encoder": "small-encoder", "decoder": "small-decoder", "encoder-decoder": "small-translator"}
 
 
 def names() -> list[str]:
@@ -28,8 +30,13 @@ def load(name: str) -> ModelConfig:
 
 
 def expand(table: Mapping[str, Any], where: str = "") -> Recipe:
-    """A recipe from plain values, with the preset it names laid under its other model keys."""
+    """A recipe from plain values, with the preset it names laid under its other model keys. One that trains from
+    scratch and says nothing about its model has the small preset of its family, which can be exported."""
     model = table.get("model", {})
+    task: Any = str(table.get("task", Recipe().task))
+    families = FAMILIES_OF_TASK.get(task)
+    if model == {} and families and table.get("init", "none") == "none":
+        model = {"preset": SMALL[families[0]]}
     if isinstance(model, dict) and isinstance(model.get("preset"), str) and model["preset"] != "none":
         table = {**table, "model": {**_table(model["preset"]), **model}}
     return Recipe.read(table, where)

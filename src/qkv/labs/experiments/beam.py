@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from qkv.bundled import path_of
 from qkv.corpus.corpus import open_corpus
+from qkv.hub import path_of
 from qkv.labs import phrases
 from qkv.labs.lab import Claim, Lab, Measured, Rule, Setting, mean_series
 from qkv.metrics import translation_metrics

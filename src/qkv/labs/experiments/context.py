@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.bundled import path_of
 from qkv.config.recipe import ModelConfig
+from qkv.hub import path_of
 from qkv.labs.lab import Claim, Lab, Measured, Rule, Setting
 from qkv.model.build import build_model
 from qkv.model.transformer import Decoder, Encoder

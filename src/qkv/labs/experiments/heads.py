@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from qkv.bundled import path_of
 from qkv.config.recipe import ModelConfig
+from qkv.hub import path_of
 from qkv.labs import texts
 from qkv.labs.arms import bench, settings
 from qkv.labs.lab import Claim, Lab, Measured, Rule, Setting

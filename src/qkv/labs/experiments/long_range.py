@@ -34,7 +34,7 @@ def masked_words(place: Bench, corpus: str, positions: str, setting: Setting) ->
             "task": "fill",
             "seed": setting.seed,
             "data": {"corpus": corpus, "length": 64},
-            "tokenizer": {"kind": "wordpiece", "vocab_size": 1000},
+            "tokenizer": {"kind": "wordpiece", "vocab_size": 1000, "lowercase": True},
             "model": model,
             "train": {
                 **settings(600 if setting.full else 250, tokens=1536, rate=3e-3),

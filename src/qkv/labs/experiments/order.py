@@ -86,7 +86,7 @@ def measure(setting: Setting) -> Measured:
                     "task": "classify",
                     "seed": setting.seed,
                     "data": {"corpus": corpus, "length": 16},
-                    "tokenizer": {"kind": "wordpiece", "vocab_size": 64},
+                    "tokenizer": {"kind": "wordpiece", "vocab_size": 64, "lowercase": True},
                     "model": model,
                     "train": settings(600 if setting.full else 300, rate=3e-3),
                 },

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from qkv.bundled import path_of
 from qkv.config.recipe import FAMILIES_OF_TASK, TaskName
+from qkv.hub import path_of
 from qkv.labs import texts
 from qkv.labs.arms import Bench, bench, settings
 from qkv.labs.lab import Claim, Lab, Measured, Rule, Setting
@@ -95,7 +95,7 @@ def tuned(place: Bench, name: str, rows: Rows, judged: Rows, init: str, setting:
     if init == NONE:
         parts = load_predictor(path_of(BUNDLED)).config
         table["model"] = parts.replace(vocabulary=0, head="auto", classes=2).model_dump()
-        table["tokenizer"] = {"kind": "wordpiece", "vocab_size": 400}
+        table["tokenizer"] = {"kind": "wordpiece", "vocab_size": 400, "lowercase": True}
     else:
         table["init"] = init
     return place.train(f"{name}, {init}, seed {setting.seed}", table).accuracy
@@ -153,7 +153,7 @@ def pretrained(place: Bench, task: TaskName, setting: Setting, **train: Any) -> 
         "task": task,
         "seed": setting.seed,
         "data": {"corpus": corpus, "length": 64},
-        "tokenizer": {"kind": "wordpiece", "vocab_size": 300},
+        "tokenizer": {"kind": "wordpiece", "vocab_size": 300, "lowercase": True},
         "model": model,
         "train": {**settings(500 if setting.full else 300, tokens=2048, rate=3e-3), **train},
     }

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from qkv.bundled import path_of
 from qkv.config.recipe import ModelConfig
+from qkv.hub import path_of
 from qkv.labs import texts
 from qkv.labs.arms import bench, settings
 from qkv.labs.lab import Claim, Lab, Measured, Rule, Setting, mean_series

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.bundled import path_of
+from qkv.hub import path_of
 from qkv.labs import texts
 from qkv.labs.arms import Arm, bench, settings
 from qkv.labs.lab import Claim, Lab, Measured, Rule, Setting
@@ -100,7 +100,7 @@ def pair_arm(setting: Setting, positions: str) -> Arm:
                 "task": "classify",
                 "seed": setting.seed,
                 "data": {"corpus": corpus, "pair": "pair", "length": 32},
-                "tokenizer": {"kind": "wordpiece", "vocab_size": 64},
+                "tokenizer": {"kind": "wordpiece", "vocab_size": 64, "lowercase": True},
                 "model": model,
                 "train": settings(600 if setting.full else 300, tokens=512, rate=6e-3),
             },

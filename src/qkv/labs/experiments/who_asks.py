@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qkv.bundled import path_of
 from qkv.config.recipe import ModelConfig
+from qkv.hub import path_of
 from qkv.labs import texts
 from qkv.labs.arms import bench, settings
 from qkv.labs.baselines import Seq2Seq
@@ -58,7 +58,7 @@ def transformer(pairs: Pairs, held_out: Pairs, setting: Setting) -> float:
                 "task": "translate",
                 "seed": setting.seed,
                 "data": {"corpus": corpus, "length": 20},
-                "tokenizer": {"kind": "wordpiece", "vocab_size": 64},
+                "tokenizer": {"kind": "wordpiece", "vocab_size": 64, "lowercase": True},
                 "model": model,
                 "train": settings(steps, tokens=2048, rate=3e-3),
             },
