@@ -76,12 +76,18 @@ def path_of(run: str) -> Path:
     model = models().get(run)
     if model is None:
         return Path(run).expanduser()
-    if not is_present(run):
-        here = f"; the folder of that name here is ./{run}" if os.path.isdir(run) else ""  # noqa: PTH112
+    return model.folder if model.archive is None else _verified(model)
+
+
+def _verified(model: NamedModel) -> Path:
+    """The folder of a downloaded model."""
+    name = model.name
+    if not is_present(name):
+        here = f"; the folder of that name here is ./{name}" if os.path.isdir(name) else ""  # noqa: PTH112
         facts = f"{model.size}, {model.licence}"
-        raise UserError(f"{run}: has not been downloaded; `qkv models get {run}` downloads it ({facts}){here}")
+        raise UserError(f"{name}: has not been downloaded; `qkv models get {name}` downloads it ({facts}){here}")
     for file in _changed(model):
-        raise UserError(f"{file}: was changed (sha256 differs); `qkv models get {run}` downloads it again")
+        raise UserError(f"{file}: was changed (sha256 differs); `qkv models get {name}` downloads it again")
     return model.folder
 
 

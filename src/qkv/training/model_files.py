@@ -13,6 +13,8 @@ from qkv.exchange.hf import as_files
 from qkv.model.transformer import Model
 from qkv.tasks import TASKS
 
+READER = "PreTrainedTokenizerFast"  # the class of transformers that reads any tokenizer.json
+
 
 def trained_files(model: Model, recipe: Recipe, prepared: Prepared, temperature: float) -> ModelFiles:
     """The model as it is written. What its task fitted (a temperature, mean and deviation) is folded into the last
@@ -33,11 +35,8 @@ def trained_files(model: Model, recipe: Recipe, prepared: Prepared, temperature:
 
 def tokenizer_files(prepared: Prepared, recipe: Recipe) -> dict[str, bytes]:
     """The tokenizer, in the two files that transformers reads."""
-    roles, length = prepared.tokenizer.special_roles(), recipe.data.length
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": length, **roles}
-    target = {} if prepared.target is None else {TARGET: prepared.target.to_json().encode()}
-    return {
-        "tokenizer.json": prepared.tokenizer.to_json().encode(),
-        "tokenizer_config.json": (json.dumps(config, indent=2) + "\n").encode(),
-        **target,
-    }
+    tokenizer, target = prepared.tokenizer, prepared.target
+    config = {"tokenizer_class": READER, "model_max_length": recipe.data.length, **tokenizer.special_roles()}
+    texts = {"tokenizer.json": tokenizer.to_json(), "tokenizer_config.json": json.dumps(config, indent=2) + "\n"}
+    texts |= {} if target is None else {TARGET: target.to_json()}
+    return {name: text.encode() for name, text in texts.items()}
