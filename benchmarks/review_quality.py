@@ -2,10 +2,12 @@
 
     .venv/bin/python benchmarks/review_quality.py runs/reviews runs/reviews-quick [--data reviews.csv] [--skip keras]
 
-All are tested on the same rows, those that a hash of the text holds out from every training here.
+All are tested on the same rows, those that a hash of the text holds out from every training here. They share their
+films with training rows. Where there is $QKV_DATA/imdb/dev.tsv.gz (default ../shared/data), all are tested on it too:
+5,000 reviews of films that no training review is about.
 
-- linear: words and word pairs that occur twice (TF-IDF, sublinear), logistic regression. C is chosen by accuracy on the
-  validation rows, and on them its logits get a temperature, as the logits of our runs do. Of scikit-learn.
+- linear: the one of `qkv train TABLE`: words and word pairs that occur twice (TF-IDF, sublinear), logistic regression
+  with C = 10. On the validation rows its logits get a temperature, as the logits of our runs do.
 - Keras tutorial: the size of "Text classification with Transformer" (keras.io), trained by qkv for 2 epochs: 1 block,
   post-norm, 32 wide, 2 heads of 32, feed-forward 32, ReLU, learned positions, 200 tokens, a vocabulary of 20,000, mean
   of all tokens, dropout 0.1, Adam at 0.001, about 32 whole reviews a step. Unlike there, tokens are parts of words, a
@@ -13,12 +15,14 @@ All are tested on the same rows, those that a hash of the text holds out from ev
   and not 20.
 - runs: folders given, by `qkv eval`.
 
-Seconds are of the training alone: for the linear model all values of C, for runs as their metrics have it.
+Seconds are of the training: for the linear model with its predictions, for runs as their metrics have it.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -26,11 +30,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
 from table import head, row, run_main, say
 
 from qkv import api, calibration, metrics
+from qkv.autotrain.scoring import ClassScoring
 from qkv.config.presets import expand
 from qkv.config.recipe import DataConfig, Recipe
 from qkv.corpus.corpus import open_corpus
@@ -39,9 +42,9 @@ from qkv.metrics import ClassificationMetrics
 from qkv.run.folder import Run
 from qkv.schema import UserError
 
-CS = (1.0, 3.0, 10.0, 30.0)
 LABELS = ("negative", "positive")
-GROUPS = {"imdb": "IMDB", "all": "all"}  # what is shown apart, and how it is called
+OTHER_FILMS = "imdb/dev.tsv.gz"  # below QKV_DATA
+GROUPS = {"imdb": "IMDB", "all": "all", OTHER_FILMS: "IMDB, other films"}  # what is shown apart, and how it is called
 
 
 @dataclass
@@ -70,30 +73,43 @@ def read(data: DataConfig) -> dict[Split, Rows]:
     return splits
 
 
-def linear(splits: dict[Split, Rows]) -> tuple[str, dict[str, ClassificationMetrics], float]:
-    """Name, metrics and seconds of the linear model."""
+def read_other_films() -> Rows:
+    """Reviews of films that no training review is about; none where the file is not there."""
+    path, rows = Path(os.environ.get("QKV_DATA", "../shared/data")) / OTHER_FILMS, Rows()
+    if not path.is_file():
+        say(f"{path}: not there, so other films are left out; QKV_DATA names the folder of real data")
+        return rows
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as lines:
+        next(lines)
+        for line in lines:
+            _, _, label, text = line.rstrip("\n").split("\t", 3)
+            rows.texts.append(text.replace("<br />", "\n"))
+            rows.labels.append(int(label))
+            rows.groups.append(OTHER_FILMS)
+    return rows
+
+
+def by_group(probabilities_NC: calibration.Floats, rows: Rows) -> dict[str, ClassificationMetrics]:
+    labels_N, groups_N = np.array(rows.labels), np.array(rows.groups)
+    return {
+        group: metrics.classification_metrics(probabilities_NC[groups_N == group], labels_N[groups_N == group], LABELS)
+        for group in sorted(set(rows.groups) - {""})
+    }
+
+
+def linear(splits: dict[Split, Rows], other: Rows) -> tuple[str, dict[str, ClassificationMetrics], float]:
+    """Name, metrics and seconds of the linear model, fitted once for all rows that it predicts."""
     start = time.perf_counter()
     train, validation, test = (splits[split] for split in SPLITS)
-    vectors = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, min_df=2)
-    train_x = vectors.fit_transform(train.texts)
-    validation_x = vectors.transform(validation.texts)
-    models = {c: LogisticRegression(C=c, max_iter=1000).fit(train_x, train.labels) for c in CS}
-    accuracy = {c: float(model.score(validation_x, validation.labels)) for c, model in models.items()}
-    best = max(CS, key=accuracy.__getitem__)
-    temperature = calibration.fit_temperature(logits(models[best], validation_x), np.array(validation.labels))
+    texts = [*validation.texts, *test.texts, *other.texts]
+    _, logits_NC = ClassScoring(LABELS).baselines(train.texts, np.array(train.labels), texts)
     seconds = time.perf_counter() - start
-    probabilities_NC = calibration.softmax(logits(models[best], vectors.transform(test.texts)) / temperature)
-    labels_N, groups_N = np.array(test.labels), np.array(test.groups)
-    found = {"all": metrics.classification_metrics(probabilities_NC, labels_N, LABELS)}
-    for group in sorted(set(test.groups) - {""}):
-        own = groups_N == group
-        found[group] = metrics.classification_metrics(probabilities_NC[own], labels_N[own], LABELS)
-    return f"linear, {train_x.shape[1]:,} words and pairs, C = {best:g}", found, seconds
-
-
-def logits(model: LogisticRegression, rows: object) -> calibration.Floats:
-    positive_N = model.decision_function(rows)
-    return np.stack([np.zeros_like(positive_N), positive_N], 1)
+    first, second = len(validation.texts), len(validation.texts) + len(test.texts)
+    temperature = calibration.fit_temperature(logits_NC[:first], np.array(validation.labels))
+    probabilities_NC = calibration.softmax(logits_NC[first:] / temperature)
+    tested = probabilities_NC[: second - first]
+    found = {"all": metrics.classification_metrics(tested, np.array(test.labels), LABELS), **by_group(tested, test)}
+    return "linear, words and pairs, C = 10", found | by_group(probabilities_NC[second - first :], other), seconds
 
 
 def keras_recipe(data: DataConfig) -> Recipe:
@@ -130,11 +146,16 @@ def keras_recipe(data: DataConfig) -> Recipe:
     )
 
 
-def of_run(folder: Path) -> tuple[dict[str, ClassificationMetrics], float]:
+def of_run(folder: Path, other: Rows) -> tuple[dict[str, ClassificationMetrics], float]:
     lines = Run(folder).metrics()
     found = {group: one for group, one in api.evaluate(folder).items() if isinstance(one, ClassificationMetrics)}
     if not found:
         raise UserError(f"{folder}: is no classifier; accepted: runs with task = 'classify'")
+    if other.texts:
+        predictions = api.load(folder).predict(other.texts)
+        found |= by_group(
+            np.array([[(one.probabilities or {})[label] for label in LABELS] for one in predictions]), other
+        )
     return found, lines[-1]["seconds"] if lines else 0.0
 
 
@@ -142,17 +163,18 @@ def models(
     options: argparse.Namespace, data: DataConfig
 ) -> Iterator[tuple[str, dict[str, ClassificationMetrics], float]]:
     """Name, metrics and seconds of each, as they come."""
+    other = read_other_films()
     if "linear" not in options.skip:
         say("the linear model")
-        yield linear(read(data))
+        yield linear(read(data), other)
     if "keras" not in options.skip:
         say("the Keras tutorial's size")
         with tempfile.TemporaryDirectory() as temporary:
             folder = options.folder or Path(temporary) / "keras-tutorial"
             api.train(keras_recipe(data), folder)
-            yield "Keras tutorial's size, trained by qkv", *of_run(folder)
+            yield "Keras tutorial's size, trained by qkv", *of_run(folder, other)
     for run in options.runs:
-        yield str(run), *of_run(run)
+        yield str(run), *of_run(run, other)
 
 
 def main() -> None:
@@ -169,6 +191,8 @@ def main() -> None:
     head("model", "test rows", "count", "accuracy", "95% interval", "macro F1", "ECE", "training s")
     for name, found, seconds in models(options, data_for(options.data)):
         for group, shown in GROUPS.items():
+            if group not in found and group == OTHER_FILMS:
+                continue
             if group not in found:
                 raise UserError(f"{name}: has no test rows of group {group}; its recipe needs data.group = 'source'")
             s = found[group]

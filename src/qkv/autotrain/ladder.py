@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from qkv.autotrain.scoring import MEASURED, Scoring
+from qkv.autotrain.scoring import MEASURED, Labels, Scoring
 from qkv.corpus.corpus import Corpus
 from qkv.corpus.files import Row
 from qkv.corpus.split import Split, hash_position
@@ -90,7 +90,13 @@ def cross_validate(data: TrainingData, folds: int, tick: Callable[[int], None] =
 
 
 def baselines(data: TrainingData) -> BaselineComparison:
-    """The baselines on the test rows of a recipe, trained on at most MOST_ROWS training rows."""
+    """The baselines on the test rows of a recipe."""
+    return baselines_by_group(data)["all"]
+
+
+def baselines_by_group(data: TrainingData) -> dict[str, BaselineComparison]:
+    """The baselines on all test rows of a recipe, and on those of each group. They are trained once, on at most
+    MOST_ROWS training rows."""
     corpus, scoring = data.corpus, scoring_of(data)
     rows = [row for _, row in corpus.labelled(["test"], data.prepared.labels) if is_whole(corpus, row)]
     truth_R = scoring.numbered([corpus.label_of(row) or "" for row in rows])
@@ -99,9 +105,17 @@ def baselines(data: TrainingData) -> BaselineComparison:
         some = np.sort(np.random.RandomState(0).permutation(len(texts))[:MOST_ROWS])
         texts, labels_R = [texts[n] for n in some], labels_R[some]
     found = scoring.baselines(texts, labels_R, [_text(row) for row in rows])
-    named = zip(scoring.names, found, strict=False)
-    rungs = tuple(scoring.rung(name, outputs_RC, truth_R, np.ones(len(rows))) for name, outputs_RC in named)
-    return BaselineComparison(rungs, len(rows), scoring.metric, "test set")
+    named = dict(zip(scoring.names, found, strict=False))
+    groups_R = np.array([row.group or "" for row in rows])
+    places = {group: np.flatnonzero(groups_R == group) for group in sorted({*groups_R.tolist()} - {""})}
+    chosen = {"all": np.arange(len(rows)), **places}
+    return {group: _on_test_rows(scoring, named, truth_R, own) for group, own in chosen.items()}
+
+
+def _on_test_rows(scoring: Scoring, named: dict[str, Floats], truth_R: Labels, own: Ints) -> BaselineComparison:
+    """The baselines on some of the test rows."""
+    rungs = [scoring.rung(name, one[own], truth_R[own], np.ones(len(own))) for name, one in named.items()]
+    return BaselineComparison(tuple(rungs), len(own), scoring.metric, "test set")
 
 
 def _transformers(

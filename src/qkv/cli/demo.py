@@ -11,15 +11,21 @@ from rich.markup import escape
 from rich.padding import Padding
 
 from qkv import terminal
-from qkv.cli.console import stdout
+from qkv.cli.console import plain_table, say, stdout
 
 if TYPE_CHECKING:
+    from qkv.metrics import TestMetrics
     from qkv.predict.predictor import Predictor
+    from qkv.training.comparison import BaselineComparison
 
 RECIPE = "reviews-finetune-quick"
 SENTENCES = (
     "Christopher Nolan's Inception is an awesome film",
     "The film I watched yesterday is a horrible one",
+)
+SHARED_FILMS = (
+    "These test reviews are about films that training reviews are about too, so they do not say how good either model "
+    "is on other films (docs/log.md, 2026-11-18)."
 )
 
 
@@ -41,8 +47,37 @@ def demo(
     if found is not None:
         console.rule("[bold]On the test set", align="left")
         show_metrics(console, found, details=False)
+        show_linear(console, found, linear_by_group(output))
     _show_sentences(console, api.load(output))
     console.print(_next(escape(str(output))))
+
+
+def linear_by_group(run: Path) -> dict[str, BaselineComparison]:
+    """The linear model on the test rows of a run, in all and by group."""
+    from qkv.autotrain.ladder import baselines_by_group
+    from qkv.run.folder import Run
+    from qkv.training.trainer import open_run_data
+
+    say("comparing with a linear model (TF-IDF of words and word pairs, logistic regression): about half a minute")
+    recipe = Run(run).recipe
+    assert recipe is not None, "it has just been trained"
+    return baselines_by_group(open_run_data(recipe, Run(run))[0])
+
+
+def show_linear(console: Console, found: TestMetrics, compared: dict[str, BaselineComparison]) -> None:
+    """The accuracy of both models, and which of them is better on these rows."""
+    from qkv.metrics import ClassificationMetrics
+
+    table = plain_table(rows="left", count="right", Transformer="right")
+    table.add_column("linear model", justify="right")
+    for group, one in compared.items():
+        ours = found[group]
+        assert isinstance(ours, ClassificationMetrics)
+        name = "all test rows" if group == "all" else escape(group)
+        table.add_row(name, f"{one.rows:,}", f"{ours.accuracy:.4f}", f"{one.rungs[1].score:.4f}")
+    console.print("\nAccuracy beside a linear model on the same rows (TF-IDF of words and word pairs):")
+    console.print(table)
+    console.print(f"{compared['all'].verdict_on(found)}\n{SHARED_FILMS}", markup=False, soft_wrap=True)
 
 
 def _show_sentences(console: Console, predictor: Predictor) -> None:
