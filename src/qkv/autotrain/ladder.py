@@ -8,7 +8,7 @@ R rows · C outputs: classes, or one number
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from qkv.corpus.split import Split, hash_position
 from qkv.data.prepare import is_whole
 from qkv.tasks.texts import TextDataset, row_logits
 from qkv.training.build import TrainingData, build_state
-from qkv.training.comparison import BaselineComparison
+from qkv.training.comparison import BaselineComparison, Rung
 from qkv.training.loop import train
 
 Floats = NDArray[np.float64]
@@ -64,16 +64,33 @@ def folds_of(texts: Sequence[str], classes_R: Ints, folds: int) -> Ints:
     return np.array([fold_of[position] for position in positions_R.tolist()])
 
 
+def fold_rows(data: TrainingData, folds: int) -> Iterator[tuple[Ints, Ints]]:
+    """The training rows inside and outside of each fold: a function of texts and labels, whatever is trained."""
+    strata_R = scoring_of(data).strata(data.prepared.train.labels_R)
+    folds_R = folds_of(texts_of(data.corpus, "train"), strata_R, folds)
+    for fold in range(folds):
+        yield np.flatnonzero(folds_R != fold), np.flatnonzero(folds_R == fold)
+
+
+def cross_validate_fine_tuned(data: TrainingData, folds: int) -> Rung:
+    """Cross-validate only the fine-tuned model of a recipe on its training rows."""
+    scoring, labels_R = scoring_of(data), data.prepared.train.labels_R
+    outputs_RC, weights_R = np.zeros((len(labels_R), scoring.outputs)), np.ones(len(labels_R))
+    for inside, outside in fold_rows(data, folds):
+        if len(outside):
+            models, weights_R[outside] = _transformers(data, inside, outside, scoring)
+            outputs_RC[outside] = models[-1]
+    return scoring.rung(scoring.names[-1], outputs_RC, labels_R, weights_R)
+
+
 def cross_validate(data: TrainingData, folds: int, tick: Callable[[int], None] = lambda fold: None) -> Ladder:
     """Cross-validate the baselines, the fitted output layer and the fine-tuned model of a recipe on its training rows.
     `tick` is called with the number of each fold that is done."""
     scoring, texts, labels_R = scoring_of(data), texts_of(data.corpus, "train"), data.prepared.train.labels_R
     names = [name for name in scoring.names if data.recipe.train.fit_head or name != scoring.names[FROZEN]]
-    folds_R = folds_of(texts, scoring.strata(labels_R), folds)
     outputs = {name: np.zeros((len(texts), scoring.outputs)) for name in names}
     weights_R = np.ones(len(texts))
-    for fold in range(folds):
-        inside, outside = np.flatnonzero(folds_R != fold), np.flatnonzero(folds_R == fold)
+    for fold, (inside, outside) in enumerate(fold_rows(data, folds)):
         if len(outside):
             own, others = [texts[n] for n in inside], [texts[n] for n in outside]
             models, weights_R[outside] = _transformers(data, inside, outside, scoring)

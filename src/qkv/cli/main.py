@@ -26,6 +26,7 @@ from qkv.cli.models import app as models
 from qkv.cli.plan import plan
 from qkv.cli.predict import predict
 from qkv.cli.train import train
+from qkv.cli.tune import tune
 from qkv.cli.verify import verify
 from qkv.schema import UserError
 from qkv.terminal import printable
@@ -39,8 +40,8 @@ app = typer.Typer(
     epilog="Start with `qkv demo`.",
 )
 COMMANDS: dict[str, Callable[..., None]] = {
-    "demo": demo, "train": train, "eval": evaluate, "predict": predict, "explain": explain, "lab": lab, "plan": plan,
-    "compare": compare, "verify": verify, "crash-test": crash_test, "export": export,
+    "demo": demo, "train": train, "tune": tune, "eval": evaluate, "predict": predict, "explain": explain, "lab": lab,
+    "plan": plan, "compare": compare, "verify": verify, "crash-test": crash_test, "export": export,
 }  # fmt: skip
 for name, command in COMMANDS.items():
     app.command(name)(command)

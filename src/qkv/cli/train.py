@@ -72,7 +72,7 @@ def train(
     _refuse_table_options(recipe, {**columns, "test": test, "save-recipe": save_recipe})
     folder = output or default_output(recipe)
     code, found = run_training(recipes.resolve(recipe, settings or ()), folder)
-    _show_result(folder, code, found)
+    show_result(folder, code, found)
     raise typer.Exit(code)
 
 
@@ -82,7 +82,8 @@ def _refuse_table_options(recipe: str, options: dict[str, object]) -> None:
             raise UserError(f"--{name} is for a table; {recipe[:200]} is a recipe: set its keys with --set")
 
 
-def _show_result(folder: Path, code: int, found: TestMetrics | None) -> None:
+def show_result(folder: Path, code: int, found: TestMetrics | None) -> None:
+    """Metrics of a finished run, and what it is worth over a linear model."""
     from qkv.cli.eval import show_metrics
     from qkv.training.comparison import read_comparison
 
@@ -122,7 +123,7 @@ def _train_table(
         return 0
     recipe, comparison = recipe_for(source, folder, columns, settings, test=test, say=say)
     code, found = run_training(recipe, folder, comparison)
-    _show_result(folder, code, found)
+    show_result(folder, code, found)
     if code == 0:
         print(f'try it: qkv predict {folder} "..."')
     return code
