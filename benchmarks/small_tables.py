@@ -1,11 +1,13 @@
 """Small tables of real data: `qkv train table.csv` and nothing else, beside linear models, fastText and SetFit.
 
 usage: python benchmarks/small_tables.py [--data NAME ...] [--rows N ...] [--init MODEL] [--seeds N] [--peers NAME ...]
+                                           [--keep FILE]
 
 Each table is a random choice of training rows. Every model gets the same rows and is tested on the same separate test
 rows (QKV_DATA, default ../shared/data): accuracy, or Pearson's correlation for sts-b. Settings are the same for all
 data sets; nothing is chosen on test rows. Peers that are not installed are named and left out. Seeds: 3 up to 1,000
-rows, 1 above. A line is printed for each table as soon as it is done, the table at the end.
+rows, 1 above. A line is printed for each size and model as soon as it is done. All of it takes hours: with --keep,
+finished tables are kept in a file, and the same command goes on after the last of them.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +226,40 @@ def measured(name: str, rows: list[Row], test: list[Row], init: str) -> tuple[fl
         return found, time.perf_counter() - began
 
 
+@dataclass
+class Kept:
+    """Results of finished tables, as JSON lines; without a file, nothing is kept."""
+
+    path: Path | None
+
+    def find(self, key: dict[str, Any]) -> dict[str, Any] | None:
+        """The result with this key."""
+        lines = self.path.read_text("utf-8").splitlines() if self.path and self.path.exists() else []
+        return next((one for line in lines if key.items() <= (one := json.loads(line)).items()), None)
+
+    def add(self, result: dict[str, Any]) -> None:
+        if self.path:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(result) + "\n")
+
+
+def results(train: list[Row], test: list[Row], kept: Kept, seeds: int, key: dict[str, Any]) -> list[dict[str, Any]]:
+    """The result of one model for each seed, which draws the rows of a table."""
+    found = list[dict[str, Any]]()
+    for seed in range(seeds):
+        own = {**key, "seed": seed}
+        known = kept.find(own)
+        if known is None:
+            table = random.Random(100 + seed).sample(train, key["rows"])
+            measurement = measured(key["model"], table, test, key["init"])
+            if measurement is None:
+                return []
+            known = {**own, "score": measurement[0], "seconds": measurement[1]}
+            kept.add(known)
+        found.append(known)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", nargs="*", choices=TABLES, default=list(TABLES))
@@ -230,22 +267,20 @@ def main() -> None:
     parser.add_argument("--init", default="", help="the encoder; default: what `qkv train` chooses")
     parser.add_argument("--seeds", type=int, default=3, help="up to 1,000 rows; one above")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="results of finished tables, to go on from")
     chosen = parser.parse_args()
     for name in chosen.data:
         train, test = TABLES[name]()
-        for size in chosen.rows:
-            if size > len(train):
-                continue
-            size = size or len(train)
+        for size in sorted({size or len(train) for size in chosen.rows if size <= len(train)}):
             for model in ["qkv", *chosen.peers]:
-                seeds = range(chosen.seeds if size <= 1000 else 1)
-                tables = [random.Random(100 + seed).sample(train, size) for seed in seeds]
-                found = [one for table in tables if (one := measured(model, table, test, chosen.init)) is not None]
+                init = chosen.init if model == "qkv" else ""
+                key = {"data": name, "rows": size, "model": model, "init": init}
+                found = results(train, test, Kept(chosen.keep), chosen.seeds if size <= 1000 else 1, key)
                 if found:
-                    scores, seconds = zip(*found, strict=True)
-                    line = {"data": name, "rows": size, "model": model, "score": round(statistics.mean(scores), 4)}
-                    line |= {"scores": [round(one, 4) for one in scores], "seconds": round(max(seconds), 1)}
-                    print(json.dumps(line), flush=True)
+                    scores = [round(one["score"], 4) for one in found]
+                    seconds = round(max(one["seconds"] for one in found), 1)
+                    mean = round(statistics.mean(one["score"] for one in found), 4)
+                    print(json.dumps({**key, "score": mean, "scores": scores, "seconds": seconds}), flush=True)
 
 
 if __name__ == "__main__":
